@@ -1,0 +1,146 @@
+// Package bootstrap makes the file that Envoy starts from: where its node comes from, how it reaches the agent, and the few
+// static listeners that belong to the agent. It is a pure function from settings to a typed, validated message.
+package bootstrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
+	connectionsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// Names of what the bootstrap brings along. Configuration from a control plane may refer to the clusters; it must not reuse the names.
+const (
+	ClusterXDS        = "xds-grpc"         // the agent's ADS
+	ClusterSDS        = "sds-grpc"         // the agent's SDS, the same socket on a connection of its own
+	ClusterAgent      = "agent"            // the agent's status address
+	ClusterPrometheus = "prometheus_stats" // Envoy's own admin, reached only for /stats/prometheus
+
+	ListenerReadiness  = "readiness"
+	ListenerPrometheus = "prometheus"
+
+	// StatPrefix starts the statistics of the agent's own listeners, so that a drain does not wait for their requests.
+	StatPrefix = "gateway_agent_"
+)
+
+// Modes of the ADS stream between Envoy and the agent.
+const (
+	ModeSotW  = "sotw"
+	ModeDelta = "delta"
+)
+
+// Config is what a bootstrap is made from.
+type Config struct {
+	NodeID       string         // Envoy's node.id; required
+	NodeCluster  string         // Envoy's node.cluster; required
+	NodeMetadata map[string]any // Envoy's node.metadata, as JSON values; default none
+
+	XDSSocket   string // path of the agent's unix socket for ADS and SDS, absolute, at most 107 bytes; required
+	AdminSocket string // path of the unix socket that Envoy's admin listens on, the same limits; required
+	Mode        string // what Envoy speaks on ADS, "sotw" or "delta"; default "delta"
+
+	StatusAddress     string // IP:port where the agent serves /healthz/ready; "" = no cluster `agent`
+	ReadyAddress      string // IP:port of the readiness listener, which asks StatusAddress; "" = no such listener
+	PrometheusAddress string // IP:port of the Prometheus listener; "" = no such listener
+
+	MaxConnections int // most downstream connections over all listeners but the agent's own; 0 = no limit
+}
+
+// New makes the bootstrap, or says everything that is wrong with c.
+func New(c Config) (*bootstrapv3.Bootstrap, error) {
+	c.Mode = orDefault(c.Mode, ModeDelta)
+	p, err := check(c)
+	if err != nil {
+		return nil, err
+	}
+	b := &bootstrapv3.Bootstrap{
+		Node:             &corev3.Node{Id: c.NodeID, Cluster: c.NodeCluster, Metadata: p.metadata},
+		Admin:            admin(c.AdminSocket),
+		DynamicResources: dynamicResources(c.Mode),
+		StaticResources:  staticResources(c, p),
+		OverloadManager:  overload(c.MaxConnections),
+	}
+	if err := b.ValidateAll(); err != nil {
+		return nil, fmt.Errorf("bootstrap: the result is not a valid bootstrap: %w", err)
+	}
+	return b, nil
+}
+
+// Marshal writes b as indented JSON with Envoy's field names. Equal messages give equal bytes.
+func Marshal(b *bootstrapv3.Bootstrap) ([]byte, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(b)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: encode: %w", err)
+	}
+	// protojson varies its white space from build to build on purpose.
+	var compact, out bytes.Buffer
+	if err := errors.Join(json.Compact(&compact, raw), json.Indent(&out, compact.Bytes(), "", "  ")); err != nil {
+		return nil, fmt.Errorf("bootstrap: indent: %w", err)
+	}
+	out.WriteByte('\n')
+	return out.Bytes(), nil
+}
+
+func orDefault(s, def string) string {
+	if s == "" {
+		return def
+	}
+	return s
+}
+
+func staticResources(c Config, p parsed) *bootstrapv3.Bootstrap_StaticResources {
+	clusters := []*clusterv3.Cluster{grpcCluster(ClusterXDS, c.XDSSocket), grpcCluster(ClusterSDS, c.XDSSocket)}
+	var listeners []*listenerv3.Listener
+	if p.status != nil {
+		clusters = append(clusters, plainCluster(ClusterAgent, p.status))
+	}
+	if p.ready != nil {
+		listeners = append(listeners, readinessListener(p.ready))
+	}
+	if p.prometheus != nil {
+		clusters = append(clusters, plainCluster(ClusterPrometheus, pipe(c.AdminSocket)))
+		listeners = append(listeners, prometheusListener(p.prometheus))
+	}
+	return &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters, Listeners: listeners}
+}
+
+// admin listens on a socket that only Envoy's user can open: its requests need no authentication and can stop Envoy.
+func admin(socket string) *bootstrapv3.Admin {
+	return &bootstrapv3.Admin{
+		Address: &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: socket, Mode: 0o600}}},
+		// A gateway that is full must still be drained and asked how it is.
+		IgnoreGlobalConnLimit: true,
+	}
+}
+
+func overload(maxConnections int) *overloadv3.OverloadManager {
+	if maxConnections == 0 {
+		return nil
+	}
+	return &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{{
+		Name: "envoy.resource_monitors.global_downstream_max_connections",
+		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: mustAny(&connectionsv3.DownstreamConnectionsConfig{
+			MaxActiveDownstreamConnections: int64(maxConnections),
+		})},
+	}}}
+}
+
+func metadata(m map[string]any) (*structpb.Struct, error) {
+	if len(m) == 0 {
+		return nil, nil
+	}
+	s, err := structpb.NewStruct(m)
+	if err != nil {
+		return nil, fmt.Errorf("node metadata (--node-metadata) has a value that JSON cannot hold: %w", err)
+	}
+	return s, nil
+}
