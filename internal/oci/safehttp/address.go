@@ -1,0 +1,69 @@
+package safehttp
+
+import (
+	"fmt"
+	"net/netip"
+	"syscall"
+)
+
+// RefusedError says that a request was led where it may not go.
+type RefusedError struct {
+	What   string
+	Remedy string
+}
+
+func (e *RefusedError) Error() string {
+	if e.Remedy == "" {
+		return "refused: " + e.What
+	}
+	return "refused: " + e.What + " (" + e.Remedy + ")"
+}
+
+// Addresses that answer with a machine's own secrets, besides the link-local ones.
+var metadata = []netip.Addr{netip.MustParseAddr("fd00:ec2::254"), netip.MustParseAddr("100.100.100.200"), netip.MustParseAddr("192.0.0.192")}
+
+var (
+	thisNetwork = netip.MustParsePrefix("0.0.0.0/8")
+	broadcast   = netip.MustParseAddr("255.255.255.255")
+	nat64       = netip.MustParsePrefix("64:ff9b::/96")
+)
+
+// control refuses an address after name resolution and before the connection, so that no spelling and no DNS answer gets around it.
+func control(loopback bool) func(network, address string, _ syscall.RawConn) error {
+	return func(_, address string, _ syscall.RawConn) error {
+		ap, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return fmt.Errorf("dial %s: %w", address, err)
+		}
+		return checkAddress(ap.Addr(), loopback)
+	}
+}
+
+func checkAddress(addr netip.Addr, loopback bool) error {
+	addr = addr.WithZone("").Unmap()
+	if nat64.Contains(addr) {
+		b := addr.As16()
+		addr = netip.AddrFrom4([4]byte(b[12:]))
+	}
+	kind := ""
+	switch {
+	case addr.IsUnspecified() || thisNetwork.Contains(addr):
+		kind = "an unspecified address"
+	case addr.IsLinkLocalUnicast():
+		kind = "a link-local address (cloud metadata lives there)"
+	case addr.IsMulticast() || addr == broadcast:
+		kind = "a multicast address"
+	case addr.IsLoopback() && !loopback:
+		kind = "a loopback address that a remote server led to"
+	default:
+		for _, m := range metadata {
+			if addr == m {
+				kind = "a cloud metadata address"
+			}
+		}
+	}
+	if kind == "" {
+		return nil
+	}
+	return &RefusedError{What: fmt.Sprintf("connection to %s, %s", addr, kind), Remedy: "check the URL, its DNS name and where the server redirects"}
+}
