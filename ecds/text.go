@@ -1,0 +1,78 @@
+package ecds
+
+import (
+	"net/url"
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const maxEnvoyText = 500 // bytes of Envoy's words that are kept
+
+// quoted matches a value in a dump of a protobuf message, also one that was cut off. Envoy puts such dumps, plugin
+// configuration and environment included, in front of what it has to say about a message that fails validation.
+var quoted = regexp.MustCompile(`:\s*"(?:[^"\\]|\\.)*(?:"|$)`)
+
+// envoyText reduces what Envoy said to its first line, without values, bounded.
+func envoyText(err error) string {
+	text := strings.ToValidUTF8(err.Error(), "?")
+	text = strings.TrimSpace(text)
+	text, _, _ = strings.Cut(text, "\n")
+	text = quoted.ReplaceAllString(text, `: "…"`)
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
+	return shorten(strings.TrimSpace(text), maxEnvoyText)
+}
+
+// shorten cuts s to at most n bytes without splitting a character.
+func shorten(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// scrub removes a pull secret, and the parts of it that are secret by themselves, from a text about it.
+func scrub(text string, secret []byte) string {
+	s := strings.TrimSpace(string(secret))
+	if s == "" {
+		return text
+	}
+	text = strings.ReplaceAll(text, s, "…")
+	for _, word := range strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune("\"{}[],: \t\r\n", r) }) {
+		// Short words are JSON's own keys (auths, auth, username…) and common names; a password this short protects nothing.
+		if len(word) >= 8 && word != "username" && word != "password" {
+			text = strings.ReplaceAll(text, word, "…")
+		}
+	}
+	return text
+}
+
+// publicURL is a module's URL without what may be secret in it: user information and query.
+func publicURL(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		raw, _, _ = strings.Cut(raw, "?")
+		if scheme, rest, ok := strings.Cut(raw, "://"); ok {
+			if i := strings.LastIndexByte(rest, '@'); i >= 0 && !strings.Contains(rest[:i], "/") {
+				rest = rest[i+1:]
+			}
+			return scheme + "://" + rest
+		}
+		return raw
+	}
+	u.User = nil
+	u.Fragment = ""
+	if u.RawQuery != "" {
+		u.RawQuery = "…"
+	}
+	return u.String()
+}
