@@ -28,7 +28,7 @@ var (
 func (s *Supervisor) drain(ctx context.Context, p *process) error {
 	began := time.Now()
 	deadline := began.Add(s.c.DrainTimeout)
-	s.update(func(st *Status) { st.Drain = &Drain{Phase: PhaseDelay, Since: began, Deadline: deadline} })
+	s.update(func(st *Status) { st.draining(began, deadline) })
 	if s.c.OnDrain != nil {
 		s.c.OnDrain()
 	}
@@ -163,7 +163,7 @@ func (s *Supervisor) end(ctx context.Context, p *process, reason error) {
 			load = now
 		}
 		s.log.Warn("envoy ends before its work is done, cutting it", "err", reason, "cut", load)
-	} else {
+	} else if p.live.Load() {
 		s.log.Info("envoy drained", "idle_connections", load.Connections)
 	}
 	p.asked.Store(true)

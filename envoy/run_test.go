@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -273,7 +274,28 @@ func pidIn(t *testing.T, file string) int {
 
 // gone is nil when no process pid runs; a zombie that nobody has reaped yet counts as gone.
 func gone(pid int) error {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if fields := procStat("/proc/" + strconv.Itoa(pid)); fields != nil {
+		return errors.New("runs in state " + fields[0])
+	}
+	return nil
+}
+
+// groupMembers are the processes of a group that are no zombies.
+func groupMembers(t *testing.T, group int) []string {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(dir string) bool {
+		fields := procStat(dir)
+		return fields == nil || fields[2] != strconv.Itoa(group)
+	})
+}
+
+// procStat is state, parent, group, … of a process, nil when there is none or only a zombie.
+func procStat(dir string) []string {
+	stat, err := os.ReadFile(dir + "/stat")
 	if err != nil {
 		return nil
 	}
@@ -281,7 +303,7 @@ func gone(pid int) error {
 	if fields[0] == "Z" || fields[0] == "X" {
 		return nil
 	}
-	return errors.New("runs in state " + fields[0])
+	return fields
 }
 
 // metrics are what c collects: name or name{label} → value.

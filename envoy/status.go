@@ -115,6 +115,21 @@ func (st *Status) started(p *process) {
 	st.Epoch++
 }
 
+// answered takes Envoy's word. An answer from just before it was told to drain does not undo that.
+func (st *Status) answered(state State) {
+	if st.Drain != nil && state == StateLive {
+		state = StateDraining
+	}
+	st.State = state
+}
+
+func (st *Status) draining(began, deadline time.Time) {
+	st.Drain = &Drain{Phase: PhaseDelay, Since: began, Deadline: deadline}
+	if st.State == StateLive {
+		st.State = StateDraining
+	}
+}
+
 func (st *Status) crashed(e Exit, wait time.Duration) {
 	st.stopped()
 	st.State, st.RestartAt = StateBackoff, time.Now().Add(wait)
@@ -179,7 +194,7 @@ func (s *Supervisor) observe(p *process, asked time.Time, state State, err error
 		}
 	} else {
 		st.AdminUnresponsiveSince = time.Time{}
-		st.State = state
+		st.answered(state)
 	}
 	becameLive := err == nil && (state == StateLive || state == StateDraining) && !p.live.Swap(true)
 	if becameLive {
