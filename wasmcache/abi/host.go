@@ -16,14 +16,25 @@ type Host struct {
 	Known bool
 	// Wasm tells that this Envoy has a Wasm runtime for modules.
 	Wasm bool
-	// WASI is the number of WASI functions offered: 18 or 45.
+	// WASI is the number of WASI functions offered: 15, 18 or 45.
 	WASI int
+	// Newer tells that this Envoy is newer than those the checker was measured with: it may offer more.
+	Newer bool
 }
 
-// The two sets of WASI functions: the smaller one up to 1.38, the larger one from 1.39 on.
+// The sets of WASI functions: up to Envoy 1.32, up to 1.38, and from 1.39 on. Each contains the one before. The first border is taken from the
+// release dates, the second one was measured on 1.37 and 1.39.
 const (
-	wasiSmall = 18
-	wasiLarge = 45
+	wasiOldest = 15
+	wasiSmall  = 18
+	wasiLarge  = 45
+)
+
+// Minor versions of Envoy 1.x.
+const (
+	firstSmall = 33
+	firstLarge = 39
+	measured   = 40
 )
 
 // HostOf returns the host that an Envoy describes in the node of its first request. A node that does not say enough gives the unknown Host.
@@ -76,10 +87,14 @@ func (h Host) String() string {
 }
 
 func hostFor(major, minor, patch uint32) Host {
-	host := Host{Version: fmt.Sprintf("%d.%d.%d", major, minor, patch), Known: true, Wasm: true, WASI: wasiSmall}
-	if major > 1 || major == 1 && minor >= 39 {
+	host := Host{Version: fmt.Sprintf("%d.%d.%d", major, minor, patch), Known: true, Wasm: true, WASI: wasiOldest}
+	if major > 1 || minor >= firstSmall {
+		host.WASI = wasiSmall
+	}
+	if major > 1 || minor >= firstLarge {
 		host.WASI = wasiLarge
 	}
+	host.Newer = major > 1 || minor > measured
 	return host
 }
 
