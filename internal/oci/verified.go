@@ -3,6 +3,7 @@ package oci
 import (
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash"
 	"io"
 
@@ -31,9 +32,9 @@ func (v *verified) Read(p []byte) (int, error) {
 		return 0, wrap(v.op, false, broken("the registry sends more than the %d bytes that the manifest says", v.want.Size))
 	case err == nil:
 		return n, nil
-	case !errors.Is(err, io.EOF):
-		return n, wrap(v.op, false, err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
+		return n, wrap(v.op, false, fmt.Errorf("the connection ended after %d of %d bytes: %w", v.got, v.want.Size, err))
+	case !errors.Is(err, io.EOF):
 		return n, wrap(v.op, false, err)
 	case v.got < v.want.Size:
 		return n, wrap(v.op, false, broken("it ended after %d of %d bytes", v.got, v.want.Size))

@@ -130,7 +130,7 @@ func (r *Registry) options(t testing.TB) []remote.Option {
 		transport.TLSClientConfig = &tls.Config{RootCAs: r.roots, MinVersion: tls.VersionTLS12}
 	}
 	t.Cleanup(transport.CloseIdleConnections)
-	return []remote.Option{remote.WithAuth(r.auth), remote.WithTransport(transport)}
+	return []remote.Option{remote.WithAuth(r.auth), remote.WithTransport(transport), remote.WithNondistributable}
 }
 
 func readRoots(t testing.TB, cert string) *x509.CertPool {

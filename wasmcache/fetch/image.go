@@ -1,0 +1,213 @@
+package fetch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/gateway-agent/gateway-agent/internal/oci"
+	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
+)
+
+// maxDepth is how many indexes may lead to a manifest.
+const maxDepth = 3
+
+// title is the annotation in which ORAS puts a file's name.
+const title = "org.opencontainers.image.title"
+
+func (c *Client) resolveOCI(ctx context.Context, ref Reference, w want, pullSecret []byte) (*Resolved, error) {
+	op := "pull " + ref.String()
+	repo, err := c.oci.Open(ctx, ref.image.Context(), pullSecret)
+	if err != nil {
+		return nil, underRef(op, err)
+	}
+	r := &Resolved{want: w, op: op}
+	manifest, err := c.findManifest(ctx, repo, ref.image.Identifier(), r)
+	if err != nil {
+		return nil, underRef(op, err)
+	}
+	layer, err := pickLayer(manifest)
+	if err != nil {
+		return nil, broken(op, "manifest %s: %w", r.Manifest, err)
+	}
+	r.Size = layer.Size
+	if layer.Size > c.limits.download {
+		return nil, broken(op, "its layer is %d bytes, more than the limit of %d: raise --wasm-max-size, or make it smaller", layer.Size, c.limits.download)
+	}
+	r.open = func(ctx context.Context) (io.ReadCloser, int64, error) {
+		blob, err := repo.Blob(ctx, layer)
+		return blob, layer.Size, underRef(op, err)
+	}
+	return r, nil
+}
+
+// underRef puts the reference in front of an error about a part of it.
+func underRef(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	e := *oci.Classify(op, err)
+	if e.Op != op {
+		e.Op = op + ": " + e.Op
+	}
+	return &e
+}
+
+// findManifest follows indexes to the manifest of the module and notes both digests in r.
+func (c *Client) findManifest(ctx context.Context, repo *oci.Repository, identifier string, r *Resolved) (*v1.Manifest, error) {
+	for range maxDepth {
+		got, err := repo.Manifest(ctx, identifier)
+		if err != nil {
+			return nil, err
+		}
+		doc, err := parseManifest(got)
+		if err != nil {
+			return nil, broken("", "manifest %s: %w", got.Digest, err)
+		}
+		if !doc.isIndex() {
+			r.Manifest = got.Digest.String()
+			return &doc.Manifest, nil
+		}
+		if r.Index == "" {
+			r.Index = got.Digest.String()
+		}
+		child, err := pickChild(doc.Manifests)
+		if err != nil {
+			return nil, broken("", "index %s: %w", got.Digest, err)
+		}
+		identifier = child.Digest.String()
+	}
+	return nil, broken("", "more than %d indexes inside each other", maxDepth)
+}
+
+// document is a manifest or an index: media types lie, fields tell.
+type document struct {
+	v1.Manifest
+	Manifests []v1.Descriptor `json:"manifests"`
+}
+
+func (d *document) isIndex() bool { return d.Manifest.Layers == nil && d.Manifests != nil }
+
+func parseManifest(m oci.Manifest) (*document, error) {
+	var doc document
+	if err := json.Unmarshal(m.Body, &doc); err != nil {
+		return nil, format("not a manifest (%s): it begins with %q: check that the URL is that of a registry",
+			safehttp.OneLine(string(m.MediaType), 80), safehttp.OneLine(string(m.Body[:min(len(m.Body), 40)]), 60))
+	}
+	switch {
+	case doc.SchemaVersion == 1:
+		return nil, format("a Docker schema 1 image: push it again with a current tool")
+	case doc.Manifest.Layers == nil && doc.Manifests == nil:
+		return nil, format("neither layers nor manifests in it")
+	}
+	return &doc, nil
+}
+
+// pickChild chooses the manifest of an index. A module does not depend on the platform, so any real image will do.
+func pickChild(children []v1.Descriptor) (v1.Descriptor, error) {
+	best, rank := v1.Descriptor{}, 0
+	for _, child := range children {
+		if r := rankChild(child); r > rank {
+			best, rank = child, r
+		}
+	}
+	if rank == 0 {
+		return best, format("no image among its %d manifests", len(children))
+	}
+	return best, nil
+}
+
+func rankChild(d v1.Descriptor) int {
+	if d.MediaType != "" && !d.MediaType.IsImage() && !d.MediaType.IsIndex() || d.Annotations["vnd.docker.reference.type"] != "" {
+		return 0
+	}
+	p := d.Platform
+	switch {
+	case p == nil:
+		return 2
+	case p.OS == "unknown" || p.Architecture == "unknown":
+		return 0
+	case p.Architecture == "wasm" || strings.HasPrefix(p.OS, "wasi"):
+		return 5
+	case p.OS == "linux" && p.Architecture == runtime.GOARCH:
+		return 4
+	case p.OS == "linux" && p.Architecture == "amd64":
+		return 3
+	}
+	return 1
+}
+
+// pickLayer chooses the layer that holds the module: by type, else by file name, else the last layer of an image, else the only one.
+func pickLayer(m *v1.Manifest) (v1.Descriptor, error) {
+	for _, is := range []func(v1.Descriptor) bool{isWasmLayer, isWasmTitle} {
+		layer, n := pickBy(m.Layers, is)
+		switch {
+		case n == 1:
+			return layer, nil
+		case n > 1:
+			return layer, format("%d layers are Wasm modules and none is titled plugin.wasm: push one module per image (%s)", n, describe(m.Layers))
+		}
+	}
+	if n := len(m.Layers); n > 0 && isTarLayer(m.Layers[n-1].MediaType) {
+		return m.Layers[n-1], nil
+	}
+	layer, n := pickBy(m.Layers, func(d v1.Descriptor) bool { return !strings.Contains(string(d.MediaType), "config") })
+	if n == 1 {
+		return layer, nil
+	}
+	return layer, format("cannot tell which layer is the module (%s)", describe(m.Layers))
+}
+
+// pickBy returns the one layer for which is holds, or the one titled plugin.wasm among several, and how many are left.
+func pickBy(layers []v1.Descriptor, is func(v1.Descriptor) bool) (v1.Descriptor, int) {
+	var found, named []v1.Descriptor
+	for _, l := range layers {
+		if !is(l) {
+			continue
+		}
+		found = append(found, l)
+		if l.Annotations[title] == pluginFile {
+			named = append(named, l)
+		}
+	}
+	if len(named) == 1 {
+		found = named
+	}
+	if len(found) == 0 {
+		return v1.Descriptor{}, 0
+	}
+	return found[0], len(found)
+}
+
+func isWasmLayer(d v1.Descriptor) bool {
+	t := strings.ToLower(string(d.MediaType))
+	return t == "application/wasm" || strings.HasSuffix(t, "+wasm")
+}
+
+func isWasmTitle(d v1.Descriptor) bool { return strings.HasSuffix(d.Annotations[title], ".wasm") }
+
+func isTarLayer(t types.MediaType) bool {
+	s := string(t)
+	return strings.Contains(s, "rootfs.") || strings.Contains(s, "image.layer.") || strings.Contains(s, ".tar")
+}
+
+func describe(layers []v1.Descriptor) string {
+	if len(layers) == 0 {
+		return "it has no layers"
+	}
+	var parts []string
+	for i, l := range layers {
+		if i == 8 {
+			parts = append(parts, fmt.Sprintf("and %d more", len(layers)-i))
+			break
+		}
+		parts = append(parts, strings.TrimSpace(safehttp.OneLine(string(l.MediaType), 80)+" "+safehttp.OneLine(l.Annotations[title], 80)))
+	}
+	return "layers: " + strings.Join(parts, ", ")
+}
