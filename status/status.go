@@ -1,0 +1,198 @@
+// Package status answers over HTTP how the gateway is: readiness and liveness for load balancers and orchestrators, one exposition
+// of the agent's and Envoy's metrics, and, on the control socket, the views that a person on call needs.
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Check is one condition of being ready or alive.
+type Check struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Reason string `json:"reason,omitempty"` // why not, when it is not OK
+}
+
+// Config is what the pages show. The functions are called for every request, from several goroutines, and must answer from memory.
+type Config struct {
+	Ready        func(ctx context.Context) []Check                // required
+	Live         func(ctx context.Context) []Check                // required
+	Status       func(ctx context.Context) any                    // GET /status on the control socket, as JSON; required
+	Debug        map[string]func() any                            // GET /debug/<name> on the control socket, as JSON
+	Gatherer     prometheus.Gatherer                              // the agent's own metrics; required
+	EnvoyMetrics func(ctx context.Context) (io.ReadCloser, error) // Envoy's metrics as Prometheus text; nil: none
+	LogLevel     func() string                                    // GET /loglevel; required
+	SetLogLevel  func(ctx context.Context, level string) error    // PUT /loglevel; required
+	Log          *slog.Logger                                     // default: discards
+}
+
+// Server makes the pages. It is safe for concurrent use.
+type Server struct{ config Config }
+
+// New checks the configuration.
+func New(c Config) (*Server, error) {
+	if c.Ready == nil || c.Live == nil || c.Status == nil || c.Gatherer == nil || c.LogLevel == nil || c.SetLogLevel == nil {
+		return nil, errors.New("status: Ready, Live, Status, Gatherer, LogLevel and SetLogLevel are required")
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{config: c}, nil
+}
+
+// Public has the pages that may be asked from outside: health and metrics, nothing that tells of the configuration.
+func (s *Server) Public() http.Handler { return s.mux() }
+
+// Control has the pages for the control socket: those of Public and everything else.
+func (s *Server) Control() http.Handler {
+	mux := s.mux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.config.Status(r.Context())) })
+	for name, view := range s.config.Debug {
+		mux.HandleFunc("GET /debug/"+name, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, view()) })
+	}
+	mux.HandleFunc("GET /debug/{$}", s.debugIndex)
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /loglevel", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, map[string]string{"level": s.config.LogLevel()})
+	})
+	mux.HandleFunc("PUT /loglevel", s.setLogLevel)
+	return mux
+}
+
+func (s *Server) mux() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz/ready", func(w http.ResponseWriter, r *http.Request) { brief(w, s.config.Ready(r.Context())) })
+	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, r *http.Request) { brief(w, s.config.Live(r.Context())) })
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.HandleFunc("GET /metrics", s.metrics)
+	mux.HandleFunc("GET /stats/prometheus", s.metrics)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, "gateway-agent\n/healthz/ready\n/healthz/live\n/readyz?verbose\n/metrics")
+	})
+	return mux
+}
+
+// Serve answers on the listener until ctx ends, then lets requests in flight finish for a short time.
+func (s *Server) Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      2 * time.Minute, // a CPU profile takes 30 s, a large scrape longer than most
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
+	}
+	ended := make(chan error, 1) // the one result of Shutdown
+	stop := context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		err := server.Shutdown(grace)
+		if err != nil {
+			_ = server.Close()
+		}
+		ended <- err
+	})
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		stop()
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	}
+	<-ended
+	return nil
+}
+
+// brief answers 200, or 503 with the reasons.
+func brief(w http.ResponseWriter, checks []Check) {
+	failed := failures(checks)
+	if len(failed) > 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintln(w, strings.Join(failed, "; "))
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+func failures(checks []Check) []string {
+	var failed []string
+	for _, c := range checks {
+		if !c.OK {
+			failed = append(failed, c.Name+": "+c.Reason)
+		}
+	}
+	return failed
+}
+
+// readyz is the long form of /healthz/ready: with ?verbose a line per check.
+func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
+	checks := s.config.Ready(r.Context())
+	if !r.URL.Query().Has("verbose") {
+		brief(w, checks)
+		return
+	}
+	if len(failures(checks)) > 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	for _, c := range checks {
+		if c.OK {
+			fmt.Fprintf(w, "[+] %s ok\n", c.Name)
+		} else {
+			fmt.Fprintf(w, "[-] %s failed: %s\n", c.Name, c.Reason)
+		}
+	}
+}
+
+func (s *Server) debugIndex(w http.ResponseWriter, _ *http.Request) {
+	for _, name := range slices.Sorted(maps.Keys(s.config.Debug)) {
+		fmt.Fprintf(w, "/debug/%s\n", name)
+	}
+	fmt.Fprintln(w, "/debug/pprof/\n/loglevel\n/status")
+}
+
+const maxLevelBody = 1 << 10 // bytes
+
+// setLogLevel takes `debug` or `{"level":"debug"}`.
+func (s *Server) setLogLevel(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxLevelBody))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	level := strings.TrimSpace(string(body))
+	var document struct{ Level string }
+	if json.Unmarshal(body, &document) == nil {
+		level = document.Level
+	}
+	if err := s.config.SetLogLevel(r.Context(), level); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	writeJSON(w, map[string]string{"level": s.config.LogLevel()})
+}
+
+func writeJSON(w http.ResponseWriter, value any) {
+	data, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(data, '\n'))
+}
