@@ -69,8 +69,8 @@ func (s *Supervisor) patience(ctx context.Context, p *process, deadline time.Tim
 
 // drainPhases returns nil when nothing is in flight any more, else why it gave up.
 func (s *Supervisor) drainPhases(ctx context.Context, p *process, began time.Time) error {
-	if !p.live.Load() {
-		return ctxCause(ctx) // it has never accepted a connection
+	if !s.hasServed(ctx, p) {
+		return ctxCause(ctx)
 	}
 	if err := s.insist(ctx, "/healthcheck/fail"); err != nil {
 		return err
@@ -85,6 +85,17 @@ func (s *Supervisor) drainPhases(ctx context.Context, p *process, began time.Tim
 	}
 	s.phase(PhaseWaiting)
 	return s.awaitIdle(ctx)
+}
+
+// hasServed asks once more: a start may have become LIVE since the last poll. Before that Envoy accepts no connection.
+func (s *Supervisor) hasServed(ctx context.Context, p *process) bool {
+	if p.live.Load() {
+		return true
+	}
+	asked := time.Now()
+	state, err := s.askState(ctx)
+	s.observe(p, asked, state, err)
+	return p.live.Load()
 }
 
 // insist makes an admin call until it works. While Envoy's main thread is busy the admin is silent, and traffic flows.

@@ -56,11 +56,12 @@ func TestExitString(t *testing.T) {
 		want   string
 		reason string
 	}{
-		{Exit{OOM: true, signal: syscall.SIGKILL}, "(OOM)", "oom"},
-		{Exit{signal: syscall.SIGKILL}, "not by the agent", "killed"},
-		{Exit{signal: syscall.SIGKILL, Asked: true}, "signal killed", "killed"},
-		{Exit{signal: syscall.SIGABRT}, "signal aborted", "signal"},
-		{Exit{Code: 3}, "exit status 3", "exit"},
+		{Exit{PID: 7, OOM: true, signal: syscall.SIGKILL}, "(OOM)", "oom"},
+		{Exit{PID: 7, signal: syscall.SIGKILL}, "not by the agent", "killed"},
+		{Exit{PID: 7, signal: syscall.SIGKILL, Asked: true}, "signal killed", "killed"},
+		{Exit{PID: 7, signal: syscall.SIGABRT}, "signal aborted", "signal"},
+		{Exit{Code: -1}, "could not be started", "exit"},
+		{Exit{PID: 7, Code: 3}, "exit status 3", "exit"},
 	} {
 		if got := tt.exit.String(); !strings.Contains(got, tt.want) || tt.exit.reason() != tt.reason {
 			t.Errorf("%+v: String() = %q, reason() = %q; want %q in it, and %q", tt.exit, got, tt.exit.reason(), tt.want, tt.reason)

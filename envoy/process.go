@@ -23,7 +23,8 @@ const (
 // Exit is how an Envoy process ended.
 type Exit struct {
 	At     time.Time `json:"at"`
-	PID    int       `json:"pid"`
+	PID    int       `json:"pid"`              // 0: it could not be started
+	Cause  string    `json:"cause,omitempty"`  // String, for the status
 	Code   int       `json:"code"`             // exit status; -1 when a signal ended it
 	Signal string    `json:"signal,omitempty"` // such as "segmentation fault"
 	OOM    bool      `json:"oom,omitempty"`    // the kernel's OOM killer, as its cgroup counts it
@@ -37,6 +38,8 @@ type Exit struct {
 // String says in a line how the process ended.
 func (e Exit) String() string {
 	switch {
+	case e.PID == 0:
+		return "could not be started"
 	case e.OOM:
 		return "killed by the kernel for using too much memory (OOM): give it more, or less to do"
 	case e.signal == syscall.SIGKILL && !e.Asked:

@@ -133,6 +133,7 @@ func (st *Status) draining(began, deadline time.Time) {
 func (st *Status) crashed(e Exit, wait time.Duration) {
 	st.stopped()
 	st.State, st.RestartAt = StateBackoff, time.Now().Add(wait)
+	e.Cause = e.String()
 	st.LastExit = &e
 	st.Restarts++
 }
