@@ -17,6 +17,7 @@ type machine struct {
 	hold         time.Duration
 	policyModule func(allow bool) (string, error)
 	rand         func() float64 // in [0,1), for jitter
+	maxState     int            // bytes on disk
 
 	sessions map[uint64]*session
 	entries  map[key]*entry
@@ -153,7 +154,7 @@ type entry struct {
 }
 
 func newMachine(hold time.Duration, policyModule func(bool) (string, error), rand func() float64) *machine {
-	return &machine{hold: hold, policyModule: policyModule, rand: rand, sessions: map[uint64]*session{},
+	return &machine{hold: hold, policyModule: policyModule, rand: rand, maxState: maxState, sessions: map[uint64]*session{},
 		entries: map[key]*entry{}, pulls: map[uint64]*entry{}}
 }
 

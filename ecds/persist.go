@@ -15,7 +15,7 @@ import (
 // stateVersion changes when an older agent could misread the file; another version is not read.
 const stateVersion = 1
 
-// maxState bounds the file. Only plugins with inline code come near; what does not fit is not kept.
+// maxState bounds the file, in bytes. Only plugins with inline code come near; what does not fit is not kept.
 const maxState = 64 << 20
 
 type savedState struct {
@@ -51,7 +51,7 @@ func (m *machine) snapshot() (data []byte, left int, err error) {
 			continue // other types may hold secrets of their own and need no module to work
 		}
 		size += len(e.good.res.GetResource().GetValue())*4/3 + 1024
-		if size > maxState {
+		if size > m.maxState {
 			left++
 			continue
 		}
@@ -73,7 +73,7 @@ func (m *machine) restore(now time.Time, data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
-	if len(data) > 2*maxState {
+	if len(data) > 2*m.maxState {
 		return fmt.Errorf("it has %d bytes, more than this agent ever writes", len(data))
 	}
 	var in savedState
