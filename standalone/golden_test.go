@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/gateway-agent/gateway-agent/standalone/protoyaml"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -120,3 +122,5 @@ func put(t testing.TB, dir, name, text string) {
 		t.Fatal(err)
 	}
 }
+
+func nodeAt(line int) *protoyaml.Node { return &protoyaml.Node{File: "/etc/edge/a.yaml", Line: line} }

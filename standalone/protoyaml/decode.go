@@ -14,11 +14,18 @@ import (
 // null for a field that is not set, and unknown fields refused. Then it checks the API's own rules (required
 // fields, ranges). What is wrong is added to t.Errors.
 func (t *Tree) Decode(n *Node, m proto.Message) {
-	before := len(t.Errors)
-	t.message(n, m.ProtoReflect(), 0)
-	if len(t.Errors) == before {
-		t.validate(n, m)
+	t.checked(n, m.ProtoReflect(), func() { t.message(n, m.ProtoReflect(), 0) })
+}
+
+// checked reads a message and then checks the API's rules for it, if it could be read.
+func (t *Tree) checked(n *Node, m protoreflect.Message, read func()) {
+	outer := t.misread
+	t.misread = 0
+	read()
+	if t.misread == 0 {
+		t.validate(n, m.Interface())
 	}
+	t.misread = outer
 }
 
 // skip names keys of a mapping that are not fields of the message.
@@ -186,17 +193,12 @@ func (t *Tree) any(n *Node, a *anypb.Any, depth int) {
 	a.TypeUrl = "type.googleapis.com/" + string(name)
 	m := mt.New()
 	t.hold(a, m.Interface())
-	before := len(t.Errors)
 	switch {
 	case isTypedStruct(name) && t.typedStruct(n, a, depth):
-		return
 	case name == "google.protobuf.Any" || wellKnown(name):
-		t.anyValue(n, m, depth)
+		t.checked(n, m, func() { t.anyValue(n, m, depth) })
 	default:
-		t.message(n, m, depth+1, "@type")
-	}
-	if len(t.Errors) == before {
-		t.validate(n, m.Interface())
+		t.checked(n, m, func() { t.message(n, m, depth+1, "@type") })
 	}
 }
 
@@ -244,11 +246,7 @@ func (t *Tree) typedStruct(n *Node, a *anypb.Any, depth int) bool {
 	m := mt.New()
 	a.TypeUrl = "type.googleapis.com/" + string(typeName(url.Value))
 	t.hold(a, m.Interface())
-	before := len(t.Errors)
-	t.message(value, m, depth+1)
-	if len(t.Errors) == before {
-		t.validate(value, m.Interface())
-	}
+	t.checked(value, m, func() { t.message(value, m, depth+1) })
 	return true
 }
 

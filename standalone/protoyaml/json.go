@@ -13,7 +13,7 @@ import (
 // escapes.
 func parseJSON(file string, data []byte, budget *Budget) ([]*Node, []Error) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
-	p := &jsonParser{file: file, budget: budget, dec: json.NewDecoder(bytes.NewReader(data))}
+	p := &jsonParser{file: file, data: data, budget: budget, dec: json.NewDecoder(bytes.NewReader(data))}
 	p.dec.UseNumber()
 	for i, b := range data {
 		if b == '\n' {
@@ -37,6 +37,7 @@ func parseJSON(file string, data []byte, budget *Budget) ([]*Node, []Error) {
 
 type jsonParser struct {
 	file   string
+	data   []byte
 	budget *Budget
 	dec    *json.Decoder
 	lines  []int // offsets of the line feeds
@@ -52,7 +53,10 @@ func (p *jsonParser) problem(err error) Error {
 	}
 	at := p.dec.InputOffset()
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
-		at = max(e.Offset-1, 0)
+		at = max(e.Offset-1, at)
+	}
+	for at < int64(len(p.data))-1 && bytes.IndexByte([]byte(" \t\r\n"), p.data[at]) >= 0 {
+		at++
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("the file ends too early")

@@ -21,6 +21,9 @@ type Tree struct {
 
 	nodes map[proto.Message]*Node
 	inner map[*anypb.Any]proto.Message
+	// misread counts the values that could not be read into the message at hand: its rules are then not checked, since
+	// they would only complain of what is missing for that reason.
+	misread int
 }
 
 // Node is the node a message was decoded from, nil for a message made by the program.
@@ -51,6 +54,7 @@ func (t *Tree) note(m proto.Message, n *Node) {
 }
 
 func (t *Tree) fail(n *Node, format string, args ...any) {
+	t.misread++
 	t.Errors = append(t.Errors, n.Errorf(format, args...))
 }
 

@@ -49,8 +49,18 @@ func (t *Tree) violation(err error, at place) {
 	if at.desc != nil {
 		where += " in " + string(at.desc.FullName())
 	}
-	t.fail(next.node, "%s: %s", where, rule.Reason())
+	t.fail(next.node, "%s %s", where, inWords.Replace(rule.Reason()))
 }
+
+// inWords says a rule as a person would.
+var inWords = strings.NewReplacer(
+	"value length must be at least 1 runes", "must not be empty",
+	"value length must be at least 1 bytes", "must not be empty",
+	"value must contain at least 1 item(s)", "needs at least one entry",
+	"value is required", "is required",
+	"value must", "must",
+	"runes", "characters",
+)
 
 // place is where an error of the generated rules has led to.
 type place struct {
@@ -70,7 +80,7 @@ func (p place) enter(field string) place {
 	fd := fieldByGoName(p.desc, name)
 	if fd == nil {
 		if o := oneofByGoName(p.desc, name); o != nil {
-			next.name = "one of " + oneofNames(o)
+			next.name = oneofNames(o)
 			next.path = append(p.path[:len(p.path):len(p.path)], string(p.desc.FullName())+"."+string(o.Name()))
 		}
 		return next
@@ -126,5 +136,8 @@ func oneofNames(o protoreflect.OneofDescriptor) string {
 	for i := range o.Fields().Len() {
 		names = append(names, string(o.Fields().Get(i).Name()))
 	}
-	return strings.Join(names, ", ")
+	if len(names) == 1 {
+		return names[0]
+	}
+	return "one of " + strings.Join(names, ", ")
 }

@@ -59,12 +59,19 @@ var yamlLine = regexp.MustCompile(`^line (\d+): `)
 // syntaxError takes the line out of the parser's message ("yaml: line 3: …").
 func syntaxError(file string, err error) Error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
-	e := Error{File: file, Reason: "not valid YAML: " + text}
-	if m := yamlLine.FindStringSubmatch(text); m != nil {
-		e.Line, _ = strconv.Atoi(m[1])
-		e.Reason = "not valid YAML: " + text[len(m[0]):]
+	m := yamlLine.FindStringSubmatch(text)
+	if m == nil {
+		return Error{File: file, Reason: "not valid YAML: " + text}
 	}
-	return e
+	line, _ := strconv.Atoi(m[1])
+	text = text[len(m[0]):]
+	if strings.HasPrefix(text, "did not find expected") {
+		line++ // the library counts these from zero
+	}
+	if text == "did not find expected key" || text == "did not find expected '-' indicator" {
+		text += " (check the indentation of what begins here)"
+	}
+	return Error{File: file, Line: line, Reason: "not valid YAML: " + text}
 }
 
 // converter turns the parser's nodes into ours, with aliases and merge keys expanded.
@@ -158,6 +165,9 @@ func (c *converter) mapping(n *Node, y *yaml.Node, depth int) {
 			continue
 		}
 		key := c.convert(k, depth+1)
+		if len(c.errs) > 0 {
+			return
+		}
 		if key.Kind != Scalar && key.Kind != Null {
 			c.fail(key, "a key must be a plain value, not %s", key.Kind)
 			return

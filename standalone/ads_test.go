@@ -1,0 +1,413 @@
+package standalone
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// client is an xDS client of either protocol, which says what it receives in one form:
+// "listener 1: a b -c" for a response with a and b, c removed.
+type client struct {
+	t        *testing.T
+	send     func(typeURL, nonce string, subscribe []string, nack string)
+	received chan string
+	nonces   map[string]string
+}
+
+// serve runs a source's ADS server in the bubble and connects a client to it.
+func serve(t *testing.T, s *Source, delta bool) *client {
+	t.Helper()
+	lis := bufconn.Listen(1 << 20)
+	server := grpc.NewServer()
+	s.Register(server)
+	go server.Serve(lis)
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{t: t, received: make(chan string, 1000), nonces: map[string]string{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() {
+		cancel()
+		conn.Close()
+		server.Stop()
+	})
+	api := discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
+	if delta {
+		c.delta(ctx, api)
+	} else {
+		c.sotw(ctx, api)
+	}
+	return c
+}
+
+func (c *client) sotw(ctx context.Context, api discoveryv3.AggregatedDiscoveryServiceClient) {
+	stream, err := api.StreamAggregatedResources(ctx)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	names, version, last := map[string][]string{}, map[string]string{}, map[string]string{}
+	c.send = func(typeURL, nonce string, subscribe []string, nack string) {
+		names[typeURL] = append(names[typeURL], subscribe...)
+		req := &discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResponseNonce: nonce, ResourceNames: names[typeURL], Node: &corev3.Node{Id: "test"}}
+		if nack != "" {
+			req.ErrorDetail = &rpcstatus.Status{Code: 13, Message: nack}
+		} else if nonce != "" {
+			version[typeURL] = last[typeURL]
+		}
+		req.VersionInfo = version[typeURL]
+		if err := stream.Send(req); err != nil {
+			c.t.Error(err)
+		}
+	}
+	go func() {
+		for {
+			resp, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			last[resp.GetTypeUrl()] = resp.GetVersionInfo()
+			c.note(resp.GetTypeUrl(), resp.GetNonce(), anys(resp.GetResources()), nil)
+		}
+	}()
+}
+
+func (c *client) delta(ctx context.Context, api discoveryv3.AggregatedDiscoveryServiceClient) {
+	stream, err := api.DeltaAggregatedResources(ctx)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.send = func(typeURL, nonce string, subscribe []string, nack string) {
+		req := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL, ResponseNonce: nonce, ResourceNamesSubscribe: subscribe, Node: &corev3.Node{Id: "test"}}
+		if nack != "" {
+			req.ErrorDetail = &rpcstatus.Status{Code: 13, Message: nack}
+		}
+		if err := stream.Send(req); err != nil {
+			c.t.Error(err)
+		}
+	}
+	go func() {
+		for {
+			resp, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			var names []string
+			for _, r := range resp.GetResources() {
+				names = append(names, r.GetName())
+			}
+			c.note(resp.GetTypeUrl(), resp.GetNonce(), names, resp.GetRemovedResources())
+		}
+	}()
+}
+
+func anys(list []*anypb.Any) []string {
+	var names []string
+	for _, a := range list {
+		m, err := a.UnmarshalNew()
+		if err != nil {
+			panic(err)
+		}
+		names = append(names, nameOf(m))
+	}
+	return names
+}
+
+func (c *client) note(typeURL, nonce string, names, removed []string) {
+	slices.Sort(names)
+	for _, r := range removed {
+		names = append(names, "-"+r)
+	}
+	c.received <- fmt.Sprintf("%s: %s\n%s", kindOfURL(typeURL), strings.Join(names, " "), nonce)
+}
+
+// take returns what has arrived by now, and remembers the nonces.
+func (c *client) take() []string {
+	c.t.Helper()
+	synctest.Wait()
+	var got []string
+	for {
+		select {
+		case text := <-c.received:
+			text, nonce, _ := strings.Cut(text, "\n")
+			k, _, _ := strings.Cut(text, ":")
+			c.nonces[typeURLs[kind(k)]] = nonce
+			got = append(got, text)
+		default:
+			return got
+		}
+	}
+}
+
+func (c *client) want(what string, want ...string) {
+	c.t.Helper()
+	if diff := cmp.Diff(want, c.take()); diff != "" {
+		c.t.Errorf("%s: responses differ (-want +got):\n%s", what, diff)
+	}
+}
+
+func (c *client) subscribe(k kind, names ...string) {
+	c.send(typeURLs[k], "", names, "")
+}
+func (c *client) ack(k kind, more ...string) { c.send(typeURLs[k], c.nonces[typeURLs[k]], more, "") }
+func (c *client) nack(k kind, text string)   { c.send(typeURLs[k], c.nonces[typeURLs[k]], nil, text) }
+
+// bothProtocols runs a test with a source and a client of each protocol, in a bubble.
+func bothProtocols(t *testing.T, test func(t *testing.T, s *Source, c *client)) {
+	for _, delta := range []bool{false, true} {
+		t.Run(map[bool]string{false: "sotw", true: "delta"}[delta], func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := New(Config{Dir: "/etc/edge"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				test(t, s, serve(t, s, delta))
+			})
+		})
+	}
+}
+
+// state makes a snapshot: "l1=a" is a listener l1 whose content depends on a.
+func state(t *testing.T, k kind, specs ...string) snapshot {
+	t.Helper()
+	c := newConfig("/etc/edge")
+	for _, spec := range specs {
+		name, content, _ := strings.Cut(spec, "=")
+		r := &resource{kind: k, name: name, node: nodeAt(len(c.resources) + 1)}
+		switch k {
+		case listeners:
+			r.msg = &listenerv3.Listener{Name: name, StatPrefix: content}
+		case clusters:
+			r.msg = &clusterv3.Cluster{Name: name, AltStatName: content}
+		case routes:
+			r.msg = &routev3.RouteConfiguration{Name: name, InternalOnlyHeaders: []string{content}}
+		case extensions:
+			r.msg = &corev3.TypedExtensionConfig{Name: name, TypedConfig: &anypb.Any{TypeUrl: content}}
+		}
+		c.resources = append(c.resources, r)
+	}
+	s, err := c.snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func together(states ...snapshot) snapshot {
+	all := states[0]
+	for _, s := range states[1:] {
+		all = s.over(all, served...)
+	}
+	return all
+}
+
+func (s *Source) put(t *testing.T, next snapshot) {
+	t.Helper()
+	s.accept(newConfig(s.cfg.Dir), next, contents{})
+	if err := s.set(next); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRejectedIsNotSentAgain: what Envoy rejected waits for the next edit.
+func TestRejectedIsNotSentAgain(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, s *Source, c *client) {
+		s.put(t, together(state(t, listeners, "l1=a", "l2=a"), state(t, clusters, "c1=a")))
+		c.subscribe(clusters)
+		c.want("clusters", "cluster: c1")
+		c.ack(clusters)
+		c.subscribe(listeners)
+		c.want("listeners", "listener: l1 l2")
+		c.ack(listeners)
+		c.want("after the ACK")
+
+		s.put(t, together(state(t, listeners, "l1=b", "l2=a"), state(t, clusters, "c1=a")))
+		first := c.take()
+		c.nack(listeners, "Error adding/updating listener(s) l1: cannot bind '0.0.0.0:80': Address already in use\n")
+		time.Sleep(time.Hour)
+		c.want("after the NACK")
+		if len(first) != 1 {
+			t.Errorf("responses to the edit: %q, want one", first)
+		}
+		want := "/etc/edge/a.yaml:1: listener l1: Envoy rejected it: cannot bind '0.0.0.0:80': Address already in use"
+		problems := s.Problems()
+		if len(problems) != 1 || problems[0].Error() != want {
+			t.Fatalf("Problems() = %v, want %s", problems, want)
+		}
+		if got := time.Since(problems[0].Since); got.Round(time.Second) != time.Hour {
+			t.Errorf("the problem is %v old, want 1h", got)
+		}
+
+		s.put(t, together(state(t, listeners, "l1=b", "l2=b"), state(t, clusters, "c1=a")))
+		if p := s.Problems(); len(p) != 1 {
+			t.Errorf("Problems() after another listener was edited = %v, want the one of l1", p)
+		}
+		s.put(t, together(state(t, listeners, "l1=c", "l2=b"), state(t, clusters, "c1=a")))
+		if p := s.Problems(); len(p) != 0 {
+			t.Errorf("Problems() after l1 was edited = %v, want none", p)
+		}
+		if got := c.take(); len(got) == 0 {
+			t.Error("nothing was sent after the edit")
+		}
+		c.ack(listeners)
+		time.Sleep(time.Hour)
+		if p := s.Problems(); len(p) != 0 {
+			t.Errorf("Problems() at the end = %v, want none", p)
+		}
+	})
+}
+
+// TestAcceptedLater: a problem goes away when Envoy takes the same resource after all.
+func TestAcceptedLater(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, s *Source, c *client) {
+		s.put(t, state(t, listeners, "l1=a"))
+		c.subscribe(listeners)
+		c.want("listeners", "listener: l1")
+		c.nack(listeners, "some text that names nothing")
+		synctest.Wait()
+		want := "/etc/edge/a.yaml:1: listener l1: Envoy rejected it: some text that names nothing"
+		if p := s.Problems(); len(p) != 1 || p[0].Error() != want {
+			t.Fatalf("Problems() = %v, want %s", p, want)
+		}
+		c.send(typeURLs[listeners], c.nonces[typeURLs[listeners]], nil, "")
+		synctest.Wait()
+		if p := s.Problems(); len(p) != 0 {
+			t.Errorf("Problems() after the ACK = %v, want none", p)
+		}
+	})
+}
+
+// TestUnreferenced: what nobody asks for holds up nothing, and names may be asked for one by one.
+func TestUnreferenced(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, s *Source, c *client) {
+		s.put(t, together(state(t, routes, "r1=a", "r2=a", "r3=a"), state(t, extensions, "e1=a", "e2=a")))
+		c.subscribe(routes, "r1")
+		c.want("first route", "route configuration: r1")
+		c.ack(routes)
+		c.subscribe(extensions, "e1")
+		c.want("first extension", "extension config: e1")
+		c.ack(extensions, "e2")
+		got := c.take()
+		if len(got) != 1 || !strings.HasSuffix(got[0], "e2") {
+			t.Errorf("second extension: got %q, want one response with e2", got)
+		}
+		c.nack(extensions, "e2: no")
+		c.want("after the NACK")
+		if p := s.Problems(); len(p) != 1 || p[0].Resource != "extension config e2" {
+			t.Errorf("Problems() = %v, want one of e2", p)
+		}
+		s.put(t, together(state(t, routes, "r1=a", "r2=b", "r3=b"), state(t, extensions, "e1=a", "e2=a")))
+		for _, text := range c.take() { // state of the world repeats r1
+			if text != "route configuration: r1" {
+				t.Errorf("after an edit of other routes: got %q", text)
+			}
+		}
+	})
+}
+
+// TestNothingToServe: an empty type is answered too, or Envoy would wait for it.
+func TestNothingToServe(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, s *Source, c *client) {
+		s.put(t, state(t, listeners, "l1=a"))
+		c.subscribe(clusters)
+		c.want("clusters", "cluster: ")
+	})
+}
+
+// TestOrder: clusters come before what names them and go after it.
+func TestOrder(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, s *Source, c *client) {
+		s.put(t, together(state(t, listeners, "l1=old"), state(t, clusters, "old=a")))
+		c.subscribe(clusters)
+		c.want("clusters", "cluster: old")
+		c.ack(clusters)
+		c.subscribe(listeners)
+		c.want("listeners", "listener: l1")
+		c.ack(listeners)
+		synctest.Wait()
+
+		next := together(state(t, listeners, "l1=new"), state(t, clusters, "new=a"))
+		s.accept(newConfig(s.cfg.Dir), next, contents{})
+		done := make(chan bool)
+		start := time.Now()
+		go func() {
+			removed, err := s.publish(t.Context(), next)
+			if err != nil {
+				t.Error(err)
+			}
+			done <- removed
+		}()
+		got := c.take()
+		if len(got) != 1 || !strings.HasPrefix(got[0], "cluster: new") {
+			t.Errorf("first stage: got %q, want the clusters only", got)
+		}
+		time.Sleep(100 * time.Millisecond)
+		c.want("before the clusters are answered")
+		c.ack(clusters)
+		c.want("second stage", "listener: l1")
+		if removed := <-done; !removed || time.Since(start) != 100*time.Millisecond {
+			t.Errorf("publish: removed %v after %v, want true at once after the answer", removed, time.Since(start))
+		}
+		if err := s.set(s.accepted()); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.take(); len(got) != 1 || strings.Contains(got[0], " old") && !strings.Contains(got[0], "-old") {
+			t.Errorf("last stage: got %q, want the clusters without the old one", got)
+		}
+	})
+}
+
+// TestSilentEnvoy: an Envoy that does not answer holds an edit up for a bounded time only.
+func TestSilentEnvoy(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, s *Source, c *client) {
+		s.put(t, together(state(t, listeners, "l1=old"), state(t, clusters, "old=a")))
+		c.subscribe(clusters)
+		c.want("clusters", "cluster: old")
+		start := time.Now()
+		if _, err := s.publish(t.Context(), together(state(t, listeners, "l1=new"), state(t, clusters, "new=a"))); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != stageWithin {
+			t.Errorf("publish took %v, want %v", took, stageWithin)
+		}
+	})
+}
+
+func TestAttribute(t *testing.T) {
+	names := []string{"a", "b", "a.b", "listener_0.0.0.0:80"}
+	for text, want := range map[string]map[string]string{
+		"Error adding/updating listener(s) a: cannot bind\n":              {"a": "cannot bind"},
+		"Error adding/updating listener(s) a: x, y\nb: z: a: w\n":         {"a": "x, y", "b": "z: a: w"},
+		"Error adding/updating cluster(s) b: one, a.b: two":               {"b": "one", "a.b": "two"},
+		"Error adding/updating listener(s) listener_0.0.0.0:80: in use\n": {"listener_0.0.0.0:80": "in use"},
+		"Only unique names": {"": "Only unique names"},
+		"xa: no":            {"": "xa: no"},
+		"":                  {"": ""},
+	} {
+		if diff := cmp.Diff(want, attribute(text, names)); diff != "" {
+			t.Errorf("attribute(%q) differs (-want +got):\n%s", text, diff)
+		}
+	}
+	if got := attribute(strings.Repeat("ä", 10000), []string{"x"})["x"]; len(got) > maxReason+10 {
+		t.Errorf("a long text is kept with %d bytes", len(got))
+	}
+}
