@@ -108,9 +108,9 @@ func paths(s *tlsv3.Secret) []string {
 	var out []string
 	seen := map[string]bool{}
 	for _, d := range sources(s) {
-		if name := d.GetFilename(); name != "" && !seen[name] {
-			seen[name] = true
-			out = append(out, name)
+		if f, ok := d.GetSpecifier().(*corev3.DataSource_Filename); ok && !seen[f.Filename] {
+			seen[f.Filename] = true
+			out = append(out, f.Filename)
 		}
 	}
 	return out

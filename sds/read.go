@@ -85,7 +85,6 @@ func (r reader) file(path string) ([]byte, []string, error) {
 	if err != nil {
 		return nil, dirs, explain(path, err)
 	}
-	dirs = append(dirs, filepath.Dir(real))
 	if dir, ok := r.denied(real); ok {
 		return nil, nil, refused(path, dir)
 	}
@@ -182,21 +181,32 @@ func explain(path string, err error) error {
 	}
 }
 
-// trail lists the directories of a path and of the links it goes through, as far as they can be seen.
+// trail lists the directories in which a change could make path lead to another content: those of the links on the way, and
+// the last one, which is that of the file or the nearest one that exists.
 func trail(path string) []string {
 	var dirs []string
-	for range 16 {
-		dirs = append(dirs, filepath.Dir(path))
-		next, err := os.Readlink(path)
-		if err != nil {
-			break
+	at, rest := "/", split(path)
+	for links := 0; len(rest) > 0 && links < 40; {
+		next := filepath.Join(at, rest[0])
+		target, err := os.Readlink(next)
+		switch {
+		case err == nil:
+			links++
+			dirs = append(dirs, at)
+			if rest = append(split(target), rest[1:]...); filepath.IsAbs(target) {
+				at = "/"
+			}
+		case len(rest) == 1 || errors.Is(err, fs.ErrNotExist):
+			return append(dirs, at)
+		default:
+			at, rest = next, rest[1:]
 		}
-		if !filepath.IsAbs(next) {
-			next = filepath.Join(filepath.Dir(path), next)
-		}
-		path = next
 	}
 	return dirs
+}
+
+func split(path string) []string {
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 }
 
 // pause waits; false means that ctx ended first.

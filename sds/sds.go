@@ -141,16 +141,17 @@ func (s *Server) begin(follow func(*entry)) error {
 // SetNamed replaces the secrets that the configuration names. Their data sources may be files, which are followed,
 // or inline; the environment is not read. A name that is gone keeps its last content while Envoy still uses it.
 func (s *Server) SetNamed(secrets []*tlsv3.Secret) {
+	wanted := map[string]*tlsv3.Secret{}
+	for _, secret := range secrets {
+		if name := secret.GetName(); name == "" || wanted[name] != nil {
+			s.log.Warn("secret without a name or named twice is ignored", "resource", name)
+		} else {
+			wanted[name] = secret
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	wanted := map[string]bool{}
-	for _, secret := range secrets {
-		name := secret.GetName()
-		if name == "" || wanted[name] {
-			s.log.Warn("secret without a name or named twice is ignored", "resource", name)
-			continue
-		}
-		wanted[name] = true
+	for name, secret := range wanted {
 		e := s.entryLocked(name)
 		if !proto.Equal(e.named, secret) {
 			e.named = proto.CloneOf(secret)
@@ -158,7 +159,7 @@ func (s *Server) SetNamed(secrets []*tlsv3.Secret) {
 		}
 	}
 	for name, e := range s.entries {
-		if e.named != nil && !wanted[name] {
+		if e.named != nil && wanted[name] == nil {
 			e.named, e.gone = nil, true
 			e.nudge()
 			s.dropUnusedLocked(e)
