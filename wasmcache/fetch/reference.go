@@ -75,8 +75,11 @@ func (r Reference) Key() string {
 
 // String is the reference for people, without credentials.
 func (r Reference) String() string {
-	if r.kind == kindHTTP {
+	switch r.kind {
+	case kindHTTP:
 		return safehttp.Redact(r.url)
+	case kindOCI:
+		return "oci://" + r.image.String()
 	}
 	return r.Key()
 }

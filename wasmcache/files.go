@@ -1,0 +1,166 @@
+package wasmcache
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+)
+
+// The directories under the store's own, with their modes. Envoy, which may be another user, reads blobs only.
+const (
+	blobDir       = "blobs/sha256"
+	refDir        = "refs"
+	manifestDir   = "manifests"
+	verdictDir    = "verdicts"
+	quarantineDir = "quarantine"
+	tmpDir        = "tmp"
+)
+
+// maxRecord bounds what is read of one of our own JSON files: they may be damaged.
+const maxRecord = 4 << 20
+
+func openRoot(dir string) (*os.Root, error) {
+	if err := makeDir(dir); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range []struct {
+		name string
+		mode fs.FileMode
+	}{{"blobs", 0o755}, {blobDir, 0o755}, {refDir, 0o700}, {manifestDir, 0o700}, {verdictDir, 0o700}, {quarantineDir, 0o700}, {tmpDir, 0o700}} {
+		if err := makeUnder(root, d.name, d.mode); err != nil && d.name == blobDir {
+			root.Close()
+			return nil, err
+		}
+	}
+	return root, nil
+}
+
+// makeDir makes dir readable for Envoy whatever the umask; one that exists is left as it is.
+func makeDir(dir string) error {
+	if info, err := os.Stat(dir); err == nil && info.IsDir() {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(dir, 0o755)
+}
+
+func makeUnder(root *os.Root, name string, mode fs.FileMode) error {
+	err := root.Mkdir(name, mode)
+	if err == nil {
+		return root.Chmod(name, mode)
+	}
+	if info, statErr := root.Stat(name); statErr == nil && info.IsDir() {
+		return nil
+	}
+	return err
+}
+
+func randomName(prefix string) string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return path.Join(tmpDir, prefix+"-"+hex.EncodeToString(b[:]))
+}
+
+// place moves a closed temporary file to its name for good.
+func (s *Store) place(tmp, name string) error {
+	if err := s.root.Rename(tmp, name); err != nil {
+		return err
+	}
+	return s.syncDir(path.Dir(name))
+}
+
+func (s *Store) syncDir(name string) error {
+	d, err := s.root.Open(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// writeJSON replaces a file so that a crash leaves the old or the new one.
+func (s *Store) writeJSON(name string, v any) (err error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	tmp := randomName("record")
+	f, err := s.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = s.root.Remove(tmp)
+		}
+	}()
+	_, err = f.Write(append(data, '\n'))
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return s.place(tmp, name)
+}
+
+// readJSON reports false when there is no such file, or none that can be read.
+func (s *Store) readJSON(name string, v any) bool {
+	info, err := s.root.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	if err == nil && info.Size() > maxRecord {
+		err = errors.New("it is too large")
+	}
+	var data []byte
+	if err == nil {
+		data, err = s.root.ReadFile(name)
+	}
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("unreadable record in the module store: it is ignored and made again", "dir", s.dir, "file", name, "err", err)
+	}
+	return err == nil
+}
+
+// names lists a directory of the store; a missing one is empty.
+func (s *Store) names(dir string) []string {
+	entries, err := fs.ReadDir(s.root.FS(), dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.cfg.Log.Warn("cannot list the module store", "dir", s.dir, "err", err)
+	}
+	names := make([]string, 0, len(entries))
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// emptyTmp removes downloads that nobody continues: those that nobody wrote to for age.
+func (s *Store) emptyTmp(age time.Duration) {
+	for _, name := range s.names(tmpDir) {
+		name = path.Join(tmpDir, name)
+		info, err := s.root.Lstat(name)
+		if err != nil || time.Since(info.ModTime()) < age {
+			continue
+		}
+		if err := s.root.RemoveAll(name); err != nil {
+			s.cfg.Log.Warn("cannot remove an unfinished download", "dir", s.dir, "file", name, "err", err)
+		}
+	}
+}

@@ -1,0 +1,215 @@
+// Package wasmcache keeps Wasm modules on disk by their content, so that what was pulled once is there after a restart, without a
+// network. The directory is the index:
+//
+//	blobs/sha256/<digest>   verified modules, read-only; the only files that Envoy opens
+//	refs/<hash>.json        reference → digests seen under it, and who may use them
+//	manifests/<digest>.json manifest digest → module digest
+//	verdicts/<digest>/      what the checker said, for which Envoy
+//	quarantine/             blobs that were found damaged
+//	tmp/                    downloads in progress
+//
+// Several processes may use one directory at the same time: every file appears by rename, and nothing is collected
+// while more than one process has the store open.
+package wasmcache
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gateway-agent/gateway-agent/wasmcache/abi"
+	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
+)
+
+// Fetcher brings modules; *fetch.Client is one.
+type Fetcher interface {
+	// Resolve asks what a reference names now.
+	Resolve(ctx context.Context, req fetch.Request) (*fetch.Resolved, error)
+	// Fetch downloads it.
+	Fetch(ctx context.Context, r *fetch.Resolved, dst fetch.Sink, progress func(done, total int64)) (fetch.Result, error)
+}
+
+// What to do with a module of which the checker cannot say whether Envoy runs it.
+const (
+	UnvouchedWarn   = "warn"
+	UnvouchedRefuse = "refuse"
+)
+
+// Config says how modules are kept.
+type Config struct {
+	// Dir is the store's directory; it is made when missing. Required.
+	Dir string
+	// Fetch brings what is not there. Required.
+	Fetch Fetcher
+	// Check judges a module for an Envoy. Default abi.Check.
+	Check func(ctx context.Context, host abi.Host, path string) abi.Verdict
+	// MaxSize bounds a module, in bytes. Default 256 MiB.
+	MaxSize int64
+	// Quota is how many bytes of modules are kept; pinned ones may exceed it. Default 1 GiB.
+	Quota int64
+	// Expiry is how long an unused module is kept. Default 7 days.
+	Expiry time.Duration
+	// CollectEvery is the time between two collections. Default 1 min.
+	CollectEvery time.Duration
+	// PullTimeout bounds one pull, its download included. Default 15 min.
+	PullTimeout time.Duration
+	// MaxPulls bounds the downloads at one time. Default 16.
+	MaxPulls int
+	// Pins returns the digests that must not be removed; nil: none.
+	Pins func() []string
+	// Unvouched is UnvouchedWarn (default) or UnvouchedRefuse.
+	Unvouched string
+	// Log; default: discarded.
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	c.MaxSize = cmp.Or(c.MaxSize, 256<<20)
+	c.Quota = cmp.Or(c.Quota, 1<<30)
+	c.Expiry = cmp.Or(c.Expiry, 7*24*time.Hour)
+	c.CollectEvery = cmp.Or(c.CollectEvery, time.Minute)
+	c.PullTimeout = cmp.Or(c.PullTimeout, 15*time.Minute)
+	c.MaxPulls = cmp.Or(c.MaxPulls, 16)
+	c.Unvouched = cmp.Or(c.Unvouched, UnvouchedWarn)
+	if c.Check == nil {
+		c.Check = abi.Check
+	}
+	if c.Pins == nil {
+		c.Pins = func() []string { return nil }
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) check() error {
+	var errs []error
+	if c.Dir == "" {
+		errs = append(errs, errors.New("no directory for the module store"))
+	}
+	if c.Fetch == nil {
+		errs = append(errs, errors.New("no fetcher for the module store"))
+	}
+	if c.Unvouched != "" && c.Unvouched != UnvouchedWarn && c.Unvouched != UnvouchedRefuse {
+		errs = append(errs, errors.New("unvouched modules: want warn or refuse, not "+c.Unvouched))
+	}
+	return errors.Join(errs...)
+}
+
+// Request names a module and says who asks.
+type Request struct {
+	// URL is oci://, http(s):// or file://.
+	URL string
+	// SHA256 must match, in hex; "": nothing.
+	SHA256 string
+	// PullSecret is a docker configuration (JSON); nil: this machine's credentials. It is never stored or logged.
+	PullSecret []byte
+	// Always asks the registry again when ResourceVersion is another than at the last time for this Resource, and each time when
+	// Resource is "".
+	Always          bool
+	ResourceVersion string
+	Resource        string
+	// Host is the Envoy that is to run it; the zero Host is an unknown one: the verdict only warns.
+	Host abi.Host
+	// Progress, if not nil, is told the bytes downloaded and the total (-1: unknown), from another goroutine.
+	Progress func(done, total int64)
+}
+
+// LogValue implements slog.LogValuer, without the secret.
+func (r Request) LogValue() slog.Value {
+	ref, err := fetch.Parse(r.URL)
+	if err != nil {
+		return slog.StringValue("unparsable")
+	}
+	return slog.StringValue(ref.String())
+}
+
+// Module is a module in the store.
+type Module struct {
+	// Digest is the SHA-256 of the module, in hex.
+	Digest string
+	// Path is the file for Envoy.
+	Path string
+	// Size is in bytes.
+	Size int64
+	// Warning is what the operator should know although the module is usable; "": nothing.
+	Warning string
+	// Ref is the reference for people.
+	Ref string
+	// ManifestDigest is "sha256:…" of the manifest that it came with; "": none.
+	ManifestDigest string
+}
+
+// Store is an open module store. It is safe for concurrent use.
+//
+// Locks: files is held for reading while a blob is looked at and marked as used, for writing while blobs are removed; it comes before mu.
+// refMu serializes changes of one reference's file.
+type Store struct {
+	cfg     Config
+	dir     string // absolute
+	root    *os.Root
+	locks   *dirLocks
+	started time.Time
+	metrics *metrics
+	slots   chan struct{} // one per running download
+	kick    chan struct{} // capacity 1: a blob came, the quota may be exceeded
+
+	pulls     flights[version]
+	downloads flights[version]
+	hashing   flights[struct{}]
+	checking  flights[abi.Verdict]
+
+	files sync.RWMutex
+	refMu sync.Mutex
+
+	mu       sync.Mutex
+	verified map[string]stamp     // blobs hashed in this process
+	used     map[string]time.Time // last use in this process
+	busy     map[string]int       // blobs that a Get is working with
+	unsure   map[string]abi.Verdict
+}
+
+// Open opens the store in cfg.Dir and empties what an earlier process left unfinished. A store that cannot be written serves what it holds.
+func Open(cfg Config) (*Store, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, openError(cfg.Dir, err)
+	}
+	root, err := openRoot(dir)
+	if err != nil {
+		return nil, openError(dir, err)
+	}
+	s := &Store{
+		cfg: cfg, dir: dir, root: root, started: time.Now(), metrics: newMetrics(),
+		slots: make(chan struct{}, cfg.MaxPulls), kick: make(chan struct{}, 1),
+		verified: map[string]stamp{}, used: map[string]time.Time{}, busy: map[string]int{}, unsure: map[string]abi.Verdict{},
+	}
+	if s.locks, err = openLocks(root); err != nil {
+		cfg.Log.Warn("module store is not writable: it serves what it holds", "dir", dir, "err", err)
+	}
+	if s.locks.alone() {
+		s.emptyTmp(0)
+	}
+	s.locks.share()
+	return s, nil
+}
+
+// Close ends running pulls and closes the store. What was returned stays on disk.
+func (s *Store) Close() error {
+	s.pulls.close()
+	s.downloads.close()
+	s.hashing.close()
+	s.checking.close()
+	s.locks.close()
+	return s.root.Close()
+}
