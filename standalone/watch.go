@@ -16,7 +16,7 @@ const settleWithin = 500 * time.Millisecond
 // Run serves edits of the files until ctx ends. A state of the files that cannot be used is a problem in Status and
 // changes nothing else.
 func (s *Source) Run(ctx context.Context) error {
-	hints, stop := s.watch()
+	hints, lost, stop := s.watch()
 	defer stop()
 	poll := time.NewTimer(s.cfg.Poll)
 	defer poll.Stop()
@@ -34,6 +34,7 @@ func (s *Source) Run(ctx context.Context) error {
 		case <-hints:
 			sleep(ctx, quiet)
 			drain(hints)
+		case <-lost: // events that did not fit: look
 		case <-poll.C:
 		}
 		start := time.Now()
@@ -56,16 +57,16 @@ func (s *Source) accepted() snapshot {
 }
 
 // watch returns a channel that hints at changes. Without inotify there is none, and polling alone must do.
-func (s *Source) watch() (<-chan fsnotify.Event, func()) {
+func (s *Source) watch() (hints <-chan fsnotify.Event, lost <-chan error, stop func()) {
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
 		if err = w.Add(s.cfg.Dir); err == nil {
-			return w.Events, func() { w.Close() }
+			return w.Events, w.Errors, func() { w.Close() }
 		}
 		w.Close()
 	}
 	s.cfg.Log.Warn("file changes are not reported by the system: comparing files only", "err", err)
-	return nil, func() {}
+	return nil, nil, func() {}
 }
 
 func drain(hints <-chan fsnotify.Event) {
