@@ -174,3 +174,6 @@ func (e *Encoder) Bytes() []byte {
 func section(id byte, content []byte) []byte {
 	return slices.Concat([]byte{id}, U32(uint32(len(content))), content)
 }
+
+// Raw sets the content of a section that is not a vector: the start section and the data count.
+func (e *Encoder) Raw(section int, content ...byte) { e.sections[section] = content }

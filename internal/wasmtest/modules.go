@@ -1,5 +1,7 @@
 package wasmtest
 
+import "strings"
+
 // plugin starts a module with what every Proxy-Wasm module needs but its marker and its memory. before adds what must come first: imports.
 func plugin(before func(*Encoder)) *Encoder {
 	e := &Encoder{}
@@ -44,17 +46,32 @@ func Importing(module, field, sig string) []byte {
 }
 
 // HostCallInStart is a module whose start section calls the host: Envoy dies of it.
-func HostCallInStart() []byte { return hostCallInStart("env", "proxy_log", "iii>i", 3) }
+func HostCallInStart() []byte { return CallInStart("env", "proxy_log", "iii>i") }
 
-func hostCallInStart(module, field, sig string, params int) []byte {
+// CallInStart is a module whose start section calls an import with zeros.
+func CallInStart(module, field, sig string) []byte {
 	var function uint32
 	e := New(func(e *Encoder) { function = e.Import(module, field, sig) })
-	var code []byte
-	for range params {
-		code = append(code, I32Const(0)...)
-	}
-	e.Start(e.Func(">", code, Call(function), Drop))
+	e.Start(e.Func(">", CallZeros(function, sig)))
 	return e.Bytes()
+}
+
+// CallZeros is code that calls a function with zeros and drops what it returns.
+func CallZeros(function uint32, sig string) []byte {
+	params, results, _ := strings.Cut(sig, ">")
+	var code []byte
+	for _, p := range params {
+		if p == 'I' {
+			code = append(code, I64Const(0)...)
+		} else {
+			code = append(code, I32Const(0)...)
+		}
+	}
+	code = append(code, Call(function)...)
+	for range results {
+		code = append(code, Drop...)
+	}
+	return code
 }
 
 // NoMemory is a module that has no memory and calls a host function that needs one when it is configured: Envoy dies of it.

@@ -38,6 +38,7 @@ const (
 	opReturnCallRef      = 0x15
 	opDelegate           = 0x18
 	opTryTable           = 0x1f
+	opGlobalGet          = 0x23
 	opBrOnNull           = 0xd5
 	opBrOnNonNull        = 0xd6
 	opPrefixGC           = 0xfb

@@ -89,7 +89,7 @@ func compileBytes(ctx context.Context, code []byte) (answered bool, err error) {
 	defer rt.Close(ctx)
 	compiled, err := rt.CompileModule(ctx, code)
 	if err != nil {
-		return true, fmt.Errorf("is not valid: %w", err)
+		return true, fmt.Errorf("is not valid: %s", strings.Join(strings.Fields(err.Error()), " "))
 	}
 	return true, compiled.Close(ctx)
 }

@@ -19,8 +19,8 @@ func (f *fault) Error() string { return f.text }
 // errCut is what a cursor says at its limit; the section reader puts it into words.
 var errCut = errors.New("ends too early")
 
-// maxName is V8's limit for the names of imports and exports, in bytes.
-const maxName = 100_000
+// maxName is how much of a name is looked at, in bytes.
+const maxName = 64 << 10
 
 // cursor reads a file forward through one small buffer, never past its limit. The first error sticks and every later read gives zero,
 // so a loop over a count from the file must look at err.
@@ -180,23 +180,22 @@ func signExtends(b byte, rest uint) bool {
 	return top == 0 || top == 0x7f>>(rest-1)
 }
 
-// name reads a name into buf, which is grown as needed, and returns it. It must be valid UTF-8.
+// name reads a name into buf, which is grown as needed, and returns its beginning, up to maxName bytes. It must be valid UTF-8.
 func (c *cursor) name(buf []byte) []byte {
-	n := c.u32()
-	if c.err == nil && n > maxName {
-		c.failf("has a name of %d bytes; the limit is %d", n, maxName)
-	}
-	if c.err == nil && int64(n) > c.left() {
+	n := int64(c.u32())
+	if c.err == nil && n > c.left() {
 		c.fail(errCut)
 	}
-	if c.err != nil {
-		return buf[:0]
-	}
 	buf = buf[:0]
-	for range n {
+	if c.err != nil {
+		return buf
+	}
+	for range min(n, maxName) {
 		buf = append(buf, c.byte())
 	}
-	if c.err == nil && !utf8.Valid(buf) {
+	if n > maxName {
+		c.skip(n - maxName)
+	} else if c.err == nil && !utf8.Valid(buf) {
 		c.failf("has a name that is not UTF-8: %q", cut(string(buf)))
 	}
 	return buf

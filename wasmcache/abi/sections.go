@@ -123,6 +123,8 @@ func (m *module) readLimits(c *cursor, wide features) (l limits) {
 		c.failf("has a memory with its own page size, which Envoy does not know")
 	case flags > 7:
 		c.unknown("has limits with the flags 0x%02x", flags)
+	case flags&3 == 2:
+		c.failf("has a shared memory without a maximum")
 	}
 	bits := uint(32)
 	if flags&4 != 0 {
@@ -158,9 +160,10 @@ func (m *module) constExpr(c *cursor) (v constant) {
 			v.value = uint64(uint32(c.sleb(32)))
 		case op == 0x42:
 			v.value = uint64(c.sleb(64))
-		case isConstArithmetic(op):
+		case isConstArithmetic(op) || op == opGlobalGet: // there are no imported globals, so this is a defined one
 			m.features |= extendedConst
 			v.value = notPlain
+			m.immediate(c, op)
 		default:
 			v.value = notPlain
 			m.immediate(c, op)

@@ -1,0 +1,121 @@
+package wasmtest_test
+
+import (
+	"bufio"
+	"bytes"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
+)
+
+func TestEnvoyTakesAndRefusesTheSmallModules(t *testing.T) {
+	for name, tt := range map[string]struct {
+		module           []byte
+		accepted, killed bool
+	}{
+		"minimal":          {wasmtest.Minimal(), true, false},
+		"no marker":        {wasmtest.NoMarker(), false, false},
+		"no malloc":        {wasmtest.NoMalloc(), false, false},
+		"missing import":   {wasmtest.MissingImport("env", "nothing"), false, false},
+		"fitting import":   {wasmtest.MissingImport("env", "proxy_done"), false, false}, // another signature
+		"global import":    {wasmtest.GlobalImport(), false, false},
+		"huge memory":      {wasmtest.HugeMemory(), false, false},
+		"wrong callback":   {wasmtest.WrongCallback(), false, false},
+		"fails configure":  {wasmtest.FailConfigure(), false, false},
+		"traps":            {wasmtest.TrapInStart(), false, false},
+		"invalid code":     {wasmtest.InvalidCode(), false, false},
+		"truncated":        {wasmtest.Truncated(), false, false},
+		"start calls host": {wasmtest.HostCallInStart(), false, true},
+		"no memory":        {wasmtest.NoMemory(), false, true},
+		"tag import":       {wasmtest.TagImport(), false, true},
+		"hello":            {wasmtest.PluginBytes(t, "hello"), true, false},
+		"netcount":         {wasmtest.PluginBytes(t, "netcount"), true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := wasmtest.Load(t, tt.module)
+			if got.Accepted != tt.accepted || got.Killed != tt.killed {
+				t.Errorf("Load: accepted %t, killed %t, want %t, %t\n%s", got.Accepted, got.Killed, tt.accepted, tt.killed, got.Log)
+			}
+		})
+	}
+}
+
+func TestHelloSetsHeaders(t *testing.T) {
+	plugin := wasmtest.Plugin(t, "hello", "main.version=v2")
+	for configuration, want := range map[string]string{
+		"":                                      "v2",
+		"good day":                              "good day",
+		`{"value": "a \"word\""}`:               `a "word"`,
+		`{"start_delay_ms":20,"value":"later"}`: "later",
+		`{"start_delay_ms": 20}`:                "v2",
+	} {
+		address := wasmtest.Serve(t, wasmtest.HTTP, plugin, configuration)
+		response, err := http.Get("http://" + address + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if got := response.Header.Get("x-hello"); response.StatusCode != 200 || got != want {
+			t.Errorf("configuration %q: status %d, x-hello %q, want 200, %q", configuration, response.StatusCode, got, want)
+		}
+		if got := response.Header.Get("x-hello-version"); got != "v2" {
+			t.Errorf("configuration %q: x-hello-version %q, want v2", configuration, got)
+		}
+	}
+}
+
+func TestHelloRefusesOnDemand(t *testing.T) {
+	plugin := wasmtest.Plugin(t, "hello")
+	if got := wasmtest.LoadFile(t, plugin, `{"fail_configure": true}`); got.Accepted || got.Killed {
+		t.Errorf("fail_configure: accepted %t, killed %t, want neither", got.Accepted, got.Killed)
+	}
+	began := time.Now()
+	got := wasmtest.LoadFile(t, plugin, `{"start_delay_ms": 1500}`)
+	if took := time.Since(began); !got.Accepted || took < 1500*time.Millisecond {
+		t.Errorf("start_delay_ms: accepted %t after %v, want true after at least 1.5 s", got.Accepted, took)
+	}
+}
+
+func TestNetcountCountsAndCloses(t *testing.T) {
+	plugin := wasmtest.Plugin(t, "netcount", "main.version=v1")
+	address := wasmtest.Serve(t, wasmtest.Network, plugin, "")
+	for _, want := range []string{"v1 1: ping\n", "v1 2: ping\n"} {
+		if got := echo(t, address); got != want {
+			t.Errorf("echo through netcount: %q, want %q", got, want)
+		}
+	}
+	address = wasmtest.Serve(t, wasmtest.Network, plugin, "close")
+	if got := echo(t, address); got != "" {
+		t.Errorf("echo through netcount that closes: %q, want nothing", got)
+	}
+}
+
+// echo sends a line and returns the one that comes back; none if the connection is closed first.
+func echo(t *testing.T, address string) string {
+	t.Helper()
+	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.Write([]byte("ping\n"))
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if e, ok := err.(net.Error); ok && e.Timeout() {
+		t.Fatalf("no answer: %v", err)
+	}
+	return line
+}
+
+func TestPluginIsBuiltOnce(t *testing.T) {
+	first, again := wasmtest.Plugin(t, "hello", "main.version=v2"), wasmtest.Plugin(t, "hello", "main.version=v2")
+	if first != again {
+		t.Errorf("Plugin: %s, then %s", first, again)
+	}
+	if bytes.Equal(wasmtest.PluginBytes(t, "hello", "main.version=v1"), wasmtest.PluginBytes(t, "hello", "main.version=v2")) {
+		t.Error("Plugin gives the same module for two versions")
+	}
+}
