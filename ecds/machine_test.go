@@ -288,6 +288,27 @@ func TestRestartKeepsOldWhileNewFails(t *testing.T) {
 	r.want(2, "oci://r/v2 c2")
 }
 
+func TestRestartThenStoreFailsThenStreamIsAway(t *testing.T) {
+	r := restarted(t, v1)
+	r.open(1, "p")
+	r.offer(1, 1, v1)
+	r.want(1, "oci://r/v1 c1")
+	r.answer(1, "p", nil)
+	r.pulled(r.lastPull(), errGone)
+	r.wantState("p", StateDegraded, "404")
+	r.close(1)
+	r.advance(time.Hour) // given up meanwhile
+	n := len(r.pulls)
+	r.open(2, "p")
+	r.want(2, "oci://r/v1 c1")
+	if len(r.pulls) != n+1 {
+		t.Fatal("the work is not taken up again")
+	}
+	r.pulled(r.lastPull(), nil)
+	r.answer(2, "p", nil)
+	r.wantState("p", StateLive)
+}
+
 func TestNewStreamGetsNewestAtOnce(t *testing.T) {
 	r := newRig(t)
 	r.open(1, "p")
@@ -510,6 +531,9 @@ func TestEnvoyRejectsPolicyToo(t *testing.T) {
 	r.advance(time.Hour)
 	r.wantNone(1)
 	r.wantState("p", StateRejected, "Envoy refused the policy filter too")
+	if last := r.states[len(r.states)-1].status; !strings.Contains(last.Reason, "policy filter too") {
+		t.Errorf("last report %+v: nobody is told", last)
+	}
 }
 
 func TestEnvoyRejectsPolicyAfterPermanentFailure(t *testing.T) {

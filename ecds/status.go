@@ -41,45 +41,46 @@ func (m *machine) note(now time.Time, e *entry) {
 	if len(e.sessions) == 0 {
 		return
 	}
-	from := e.state
+	from, why := e.state, e.why
 	e.state, e.reason = m.classify(e)
-	if e.state == from {
+	if e.state != from {
+		e.since = now
+	} else if e.why == why || e.why == "" {
 		return
 	}
-	e.since = now
 	m.do(transition{from, e.status()})
 }
 
 func (m *machine) classify(e *entry) (state, reason string) {
 	policy, old, refused, removed := false, e.good != nil, m.rejectedNow(e), true
-	var why string
+	e.why = ""
 	for _, s := range sorted(e.sessions) {
 		sub := s.subs[e.name]
 		removed = removed && sub.removed
 		policy = policy || sub.sent != nil && sub.sent.policy
 		refused = refused || e.ready != nil && sub.refused(e.ready.hash) != nil
 		if sub.noPolicy != "" {
-			why = "; " + sub.noPolicy
+			e.why = "; " + sub.noPolicy
 		}
 	}
 	switch {
 	case removed:
 		return StatePending, "the control plane has removed it"
 	case e.wanted == nil && !policy && !old:
-		return StatePending, "waiting for the control plane to send it" + why
+		return StatePending, "waiting for the control plane to send it" + e.why
 	case e.wanted == nil && policy:
-		return StatePolicy, e.problem(m.hold) + why
+		return StatePolicy, e.problem(m.hold) + e.why
 	case e.wanted == nil:
 		return StateDegraded, e.problem(m.hold)
 	case refused:
-		return StateRejected, e.problem(m.hold) + why
+		return StateRejected, e.problem(m.hold) + e.why
 	case e.wanted.err == nil && e.wanted.plugin == nil:
 		return StatePassed, ""
 	}
-	return m.classifyPlugin(e, policy, why)
+	return m.classifyPlugin(e, policy)
 }
 
-func (m *machine) classifyPlugin(e *entry, policy bool, why string) (state, reason string) {
+func (m *machine) classifyPlugin(e *entry, policy bool) (state, reason string) {
 	bad := e.failure != nil || e.wanted.err != nil
 	switch {
 	case e.good.same(e.ready) && !bad:
@@ -87,15 +88,15 @@ func (m *machine) classifyPlugin(e *entry, policy bool, why string) (state, reas
 	case e.good != nil && bad && !policy:
 		return StateDegraded, e.problem(m.hold)
 	case policy && !e.good.same(e.ready):
-		return StatePolicy, e.problem(m.hold) + why
+		return StatePolicy, e.problem(m.hold) + e.why
 	}
-	return StatePending, e.problem(m.hold) + why
+	return StatePending, e.problem(m.hold) + e.why
 }
 
 func (e *entry) status() ResourceStatus {
-	s := ResourceStatus{Name: e.name, Node: e.node.GetId(), State: e.state, Reason: e.reason, NextRetry: e.retryAt, Attempts: e.attempts, Since: e.since}
+	s := ResourceStatus{Name: e.name, Node: e.key.node, State: e.state, Reason: e.reason, NextRetry: e.retryAt, Attempts: e.attempts, Since: e.since}
 	if e.good != nil {
-		s.Kind, s.URL, s.DigestLive, s.Warning = e.good.kind, e.good.url, e.good.digest, e.good.warning
+		s.Kind, s.URL, s.Warning = e.good.kind, e.good.url, e.good.warning
 	}
 	if e.wanted != nil {
 		s.Kind, s.Version, s.URL = e.wanted.kind, e.wanted.version, ""
@@ -107,6 +108,9 @@ func (e *entry) status() ResourceStatus {
 		s.DigestWanted, s.Warning = e.ready.digest, e.ready.warning
 	}
 	for _, session := range sorted(e.sessions) {
+		if f := session.subs[e.name].acked; f != nil {
+			s.DigestLive = f.digest // none when it is the policy filter
+		}
 		if rejects := session.subs[e.name].rejects; len(rejects) > 0 && e.state != StateLive {
 			s.EnvoyError = rejects[len(rejects)-1].text
 		}
