@@ -1,0 +1,463 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gateway-agent/gateway-agent/internal/peercred"
+)
+
+// session is one ADS stream of Envoy's and the upstream stream that belongs to it. Its fields belong to the goroutine of loop, but for
+// the channels and calls, which the others use to reach it.
+type session struct {
+	server   *Server
+	p        *protocol
+	id       uint64
+	pid      int
+	uid      uint32
+	since    time.Time
+	log      *slog.Logger
+	proc     *process
+	opened   bool   // Envoy's first request is there
+	nodeID   string // of that request
+	node     []byte // field bytes for a first upstream request that lacks them
+	nodeSent bool
+	live     time.Time // when the upstream stream was opened, zero: waiting
+
+	types map[string]*typeState
+	list  []*typeState // the same, in the order they came
+	up    mailbox
+	down  queue
+	term  *terminated // nil: nothing is terminated
+
+	// Unbuffered, all of them: a message has one owner at any time, and memory is what the queues hold.
+	fromEnvoy, fromUpstream chan inbound
+	toEnvoy, toUpstream     chan frame
+	connected               chan struct{}
+	query                   chan chan SessionStatus
+	done                    chan struct{}
+	calls                   calls
+}
+
+// inbound is one message, or the end of its stream.
+type inbound struct {
+	frame  frame
+	header header
+	reply  *reply // of a terminated type
+	err    error
+	bad    bool // err says that the message makes no sense
+}
+
+func (s *Server) newSession(ctx context.Context, p *protocol) *session {
+	id := s.lastID.Add(1)
+	cred, _ := peercred.FromContext(ctx)
+	ss := &session{
+		server: s, p: p, id: id, pid: cred.PID, uid: cred.UID, since: time.Now(),
+		log:       s.config.Log.With("session", id, "pid", cred.PID),
+		types:     make(map[string]*typeState),
+		fromEnvoy: make(chan inbound), fromUpstream: make(chan inbound),
+		toEnvoy: make(chan frame), toUpstream: make(chan frame),
+		connected: make(chan struct{}), query: make(chan chan SessionStatus), done: make(chan struct{}),
+		calls: calls{wake: make(chan struct{}, 1)}, // one token is enough: it says that there is something
+	}
+	if s.config.Terminator != nil {
+		ss.term = newTerminated(ss.typeFor(typeECDS), p)
+	}
+	return ss
+}
+
+// run returns when the session is over. The reader and the writer of Envoy's stream end a moment later: gRPC interrupts them only when the
+// handler returns. They touch nothing but their channels, which nobody serves any more.
+func (s *session) run(ctx context.Context, cancel context.CancelFunc, stream grpc.ServerStream) error {
+	var upstream sync.WaitGroup
+	defer upstream.Wait()
+	defer cancel()
+	defer s.end()
+	go s.readEnvoy(ctx, stream)
+	go s.write(ctx, stream.SendMsg, s.toEnvoy)
+	upstream.Go(func() { s.upstream(ctx) })
+	return s.loop(ctx)
+}
+
+func (s *session) end() {
+	close(s.done)
+	s.calls.close()
+	if s.term != nil && s.opened {
+		s.server.config.Terminator.Close(s.id)
+	}
+	if !s.live.IsZero() {
+		s.server.backoff.ended(time.Since(s.live))
+	}
+}
+
+func (s *session) readEnvoy(ctx context.Context, stream grpc.ServerStream) {
+	for {
+		in := s.read(stream.RecvMsg, &s.p.request)
+		select {
+		case s.fromEnvoy <- in:
+		case <-ctx.Done():
+			return
+		}
+		if in.err != nil {
+			return
+		}
+	}
+}
+
+// read takes one message off a stream and parses its header.
+func (s *session) read(receive func(any) error, num *fields) (in inbound) {
+	if in.err = receive(&in.frame); in.err != nil {
+		return in
+	}
+	if in.header, in.err = parse(in.frame, num, s.server.seed); in.err != nil {
+		in.bad = true
+	}
+	return in
+}
+
+// write sends what comes until the stream fails; the reader of the same stream learns why.
+func (s *session) write(ctx context.Context, send func(any) error, frames <-chan frame) {
+	for {
+		select {
+		case f := <-frames:
+			err := send(&f)
+			f.data.Free()
+			if err != nil {
+				if status.Code(err) == codes.ResourceExhausted {
+					s.log.WarnContext(ctx, "message refused", "err", err)
+				}
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// upstream opens the upstream stream and reads it to its end.
+func (s *session) upstream(ctx context.Context) {
+	stream, err := s.server.open(ctx, s.p)
+	if err != nil {
+		return // ctx has ended
+	}
+	select {
+	case s.connected <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	writer.Go(func() { s.write(ctx, stream.SendMsg, s.toUpstream) })
+	for {
+		in := s.read(stream.RecvMsg, &s.p.response)
+		if in.err == nil && s.term != nil && string(in.header.typeURL) == typeECDS {
+			if in.reply, in.err = s.p.decodeOffer(in.frame.data.Materialize()); in.err != nil {
+				in.bad = true
+			}
+		}
+		select {
+		case s.fromUpstream <- in:
+		case <-ctx.Done():
+			return
+		}
+		if in.err != nil {
+			<-ctx.Done()
+			return
+		}
+	}
+}
+
+// loop owns the session. It never waits for a peer: it offers the next message to whoever is ready to send it.
+func (s *session) loop(ctx context.Context) error {
+	for {
+		upFrame, toUpstream := s.nextUp()
+		downFrame, toEnvoy := s.nextDown()
+		fromUpstream := s.fromUpstream
+		if s.down.full() {
+			fromUpstream = nil
+		}
+		var err error
+		select {
+		case in := <-s.fromEnvoy:
+			err = s.request(ctx, in)
+			if in.err != nil {
+				return err // nil: Envoy has closed its side
+			}
+		case in := <-fromUpstream:
+			err = s.response(ctx, in)
+		case toUpstream <- upFrame:
+			s.up.pop()
+			s.nodeSent = true
+		case toEnvoy <- downFrame:
+			s.down.pop()
+		case <-s.connected:
+			s.nowLive(ctx)
+		case <-s.calls.wake:
+			s.doCalls()
+		case <-s.nextDue():
+			s.releaseHeld(time.Now())
+		case reply := <-s.query:
+			reply <- s.status()
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) nowLive(ctx context.Context) {
+	s.live = time.Now()
+	s.server.setLive(s)
+	s.log.InfoContext(ctx, "upstream stream opened")
+}
+
+// request handles a message of Envoy's.
+func (s *session) request(ctx context.Context, in inbound) error {
+	switch {
+	case in.err == nil:
+	case in.bad:
+		return status.Error(codes.InvalidArgument, in.err.Error())
+	case errors.Is(in.err, io.EOF):
+		return nil
+	default:
+		s.refused(ctx, in.err, "envoy")
+		return in.err
+	}
+	if !s.opened {
+		if err := s.open(ctx, in.header.node); err != nil {
+			return err
+		}
+	}
+	t := s.typeFor(string(in.header.typeURL))
+	if t == nil {
+		return status.Errorf(codes.InvalidArgument, "more than %d types on one stream", maxTypes)
+	}
+	s.countNames(t, &in.header)
+	if s.term != nil && t == s.term.t {
+		defer in.frame.data.Free()
+		return s.terminatedRequest(ctx, in)
+	}
+	return s.passRequest(ctx, t, in)
+}
+
+// open reads the node of Envoy's first request.
+func (s *session) open(ctx context.Context, node []byte) error {
+	var n corev3.Node
+	if err := proto.Unmarshal(node, &n); err != nil {
+		return status.Errorf(codes.InvalidArgument, "malformed node in the first request: %v", err)
+	}
+	s.opened = true
+	s.nodeID = n.GetId()
+	if len(node) > 0 {
+		s.node = protowire.AppendBytes(protowire.AppendTag(nil, s.p.request.node, protowire.BytesType), node)
+	}
+	s.log.InfoContext(ctx, "envoy opened a stream", "node", s.nodeID, "protocol", s.p.name)
+	if s.term != nil {
+		s.server.config.Terminator.Open(s.id, &n, s.calls.push, s.calls.settle)
+	}
+	return nil
+}
+
+// typeFor is the state of a type, nil when there are too many.
+func (s *session) typeFor(url string) *typeState {
+	t := s.types[url]
+	if t == nil && len(s.types) < maxTypes {
+		t = &typeState{url: url, short: shortName(url)}
+		t.status.Type, t.status.TypeURL = t.short, url
+		s.types[url] = t
+		s.list = append(s.list, t)
+	}
+	return t
+}
+
+func (s *session) countNames(t *typeState, h *header) {
+	if s.p.delta {
+		t.status.Names = max(0, t.status.Names+h.names-h.unnames)
+	} else {
+		t.status.Names = h.names
+	}
+	s.progress(t, func(p *progress) { p.asked = true })
+}
+
+// passRequest forwards a request of a passed type.
+func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) error {
+	h := &in.header
+	e := &entry{
+		t: t, frame: in.frame, nonce: string(h.nonce), rejects: h.rejects, hasNode: h.node != nil,
+		names: h.names, nameSum: h.nameSum, changes: h.names+h.unnames+h.initial > 0,
+	}
+	hold, different := s.note(ctx, t, h)
+	if different && s.p.delta {
+		s.up.release(t, time.Time{})
+	}
+	sameNames := s.p.delta && !e.changes || !s.p.delta && e.nameSum == t.askedNames
+	if hold > 0 && sameNames {
+		e.due = time.Now().Add(hold)
+		t.status.HeldUntil = e.due
+		s.up.hold(e, s.p.delta)
+		return nil
+	}
+	if err := s.up.put(e, s.p.delta); err != nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	return nil
+}
+
+// note keeps account of an answer of Envoy's to a passed type and tells how long a NACK must be held, and whether the answer is to another
+// response than the one rejected last.
+func (s *session) note(ctx context.Context, t *typeState, h *header) (hold time.Duration, different bool) {
+	nonce := string(h.nonce)
+	r, known := t.awaits(nonce)
+	switch {
+	case h.rejects:
+		if known {
+			t.answered(nonce)
+			hold = t.throttle.rejected(r.hash)
+			different = hold == 0
+		}
+		s.rejected(ctx, t, r.version, nonce, h.errorText, hold)
+	case known && (s.p.delta || r.version == string(h.version)):
+		t.answered(nonce)
+		different = t.throttle.accepted(r.hash)
+		s.accepted(t, r.version)
+	}
+	return hold, different
+}
+
+// response handles a message of the control plane's.
+func (s *session) response(ctx context.Context, in inbound) error {
+	if in.err != nil {
+		return s.upstreamEnded(ctx, in)
+	}
+	t := s.typeFor(string(in.header.typeURL))
+	if t == nil {
+		in = inbound{bad: true, err: fmt.Errorf("more than %d types on one stream", maxTypes)}
+		return s.upstreamEnded(ctx, in)
+	}
+	now := time.Now()
+	s.server.metrics.response(t.short, now)
+	t.received(string(in.header.version), now)
+	s.progress(t, func(p *progress) { p.answered = true })
+	if in.reply != nil {
+		in.frame.data.Free()
+		s.offer(in.reply, in.header.hash)
+		return nil
+	}
+	if s.term != nil && t.url == typeLDS && s.opened {
+		s.server.config.Terminator.Observe(s.id, s.p.delta, in.frame.data.Materialize())
+	}
+	t.sent(response{nonce: string(in.header.nonce), version: string(in.header.version), hash: in.header.hash})
+	s.down.put(in.frame)
+	return nil
+}
+
+// upstreamEnded turns the end of the upstream stream into the one end that Envoy sees.
+func (s *session) upstreamEnded(ctx context.Context, in inbound) error {
+	err := in.err
+	if in.bad {
+		err = fmt.Errorf("the control plane sent what cannot be read: %w", err)
+	} else if errors.Is(err, io.EOF) {
+		err = errors.New("the control plane closed the stream")
+	} else {
+		s.refused(ctx, err, "control plane")
+		st := status.Convert(err)
+		err = fmt.Errorf("the control plane ended the stream: %s: %s", st.Code(), st.Message())
+	}
+	s.server.failed(err)
+	s.log.WarnContext(ctx, "upstream stream ended", "err", firstLine(err.Error()))
+	return status.Error(codes.Unavailable, bounded(err.Error(), maxText))
+}
+
+// refused logs a message over the limit. gRPC does not read it, so its type is known only as one of those that wait for an answer.
+func (s *session) refused(ctx context.Context, err error, from string) {
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "larger than max") {
+		return
+	}
+	var candidates []string
+	for _, t := range s.list {
+		if t.requested && t.status.Responses == t.status.ACKs+t.status.NACKs {
+			candidates = append(candidates, t.url)
+		}
+	}
+	slices.Sort(candidates)
+	s.log.ErrorContext(ctx, "message over the size limit", "from", from, "type_url", strings.Join(candidates, " or "),
+		"limit", s.server.config.MaxMessage, "err", err)
+}
+
+// nextUp is the next request to send and the channel to offer it on, nil when there is none.
+func (s *session) nextUp() (frame, chan<- frame) {
+	for {
+		e := s.up.head()
+		if e == nil || s.live.IsZero() {
+			return frame{}, nil
+		}
+		if e.composed && len(e.frame.data) == 0 && !s.compose(e) {
+			s.up.drop(e)
+			continue
+		}
+		f := e.frame
+		if !s.nodeSent && !e.hasNode && s.node != nil {
+			f = frame{data: append(frameOf(s.node).data, f.data...)}
+		}
+		return f, s.toUpstream
+	}
+}
+
+// nextDown is the next response to send and the channel to offer it on, nil when there is none.
+func (s *session) nextDown() (frame, chan<- frame) {
+	for len(s.down.waiting) > 0 {
+		d := &s.down.waiting[0]
+		if d.push && len(d.frame.data) == 0 && !s.composePush() {
+			s.down.pop()
+			continue
+		}
+		return d.frame, s.toEnvoy
+	}
+	return frame{}, nil
+}
+
+// nextDue fires when something that is held back may go.
+func (s *session) nextDue() <-chan time.Time {
+	var due time.Time
+	for _, t := range s.list {
+		for _, e := range t.held {
+			if due.IsZero() || e.due.Before(due) {
+				due = e.due
+			}
+		}
+	}
+	if s.term != nil {
+		if d := s.term.client.due(); !d.IsZero() && (due.IsZero() || d.Before(due)) {
+			due = d
+		}
+	}
+	if due.IsZero() {
+		return nil
+	}
+	return time.After(time.Until(due))
+}
+
+func (s *session) releaseHeld(now time.Time) {
+	for _, t := range s.list {
+		s.up.release(t, now)
+	}
+	if s.term != nil {
+		s.askUpstream()
+	}
+}

@@ -1,0 +1,107 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+const (
+	backoffBase = 250 * time.Millisecond
+	backoffMax  = 30 * time.Second
+	healthy     = 30 * time.Second // a stream that lived that long resets the backoff
+	openTimeout = 5 * time.Second  // after it the reason for waiting is asked for; the wait goes on
+)
+
+// backoff spaces the openings of upstream streams after failures, with full jitter.
+type backoff struct {
+	mu    sync.Mutex
+	fails int
+}
+
+func (b *backoff) failed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fails++
+}
+
+// ended counts a stream that lived for so long.
+func (b *backoff) ended(lived time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if lived >= healthy {
+		b.fails = 0
+	}
+	b.fails++
+}
+
+func (b *backoff) delay() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.fails == 0 {
+		return 0
+	}
+	limit := backoffMax
+	if b.fails < 8 {
+		limit = min(limit, backoffBase<<(b.fails-1))
+	}
+	return rand.N(limit)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// open opens an upstream stream, however long it takes; its error is ctx's.
+func (s *Server) open(ctx context.Context, p *protocol) (grpc.ClientStream, error) {
+	for {
+		if err := sleep(ctx, s.backoff.delay()); err != nil {
+			return nil, err
+		}
+		stream, waiting, err := s.tryOpen(ctx, p)
+		if err == nil {
+			return stream, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		s.failed(err)
+		if !waiting {
+			s.backoff.failed()
+		}
+	}
+}
+
+var errOpening = errors.New("the control plane is not reached yet")
+
+// tryOpen opens a stream or says why that takes long. With waiting the failure is only that: the connection is being made.
+func (s *Server) tryOpen(ctx context.Context, p *protocol) (_ grpc.ClientStream, waiting bool, _ error) {
+	attempt, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(openTimeout, func() { cancel(errOpening) })
+	desc := &grpc.StreamDesc{StreamName: p.method, ServerStreams: true, ClientStreams: true}
+	stream, err := s.config.Upstream.NewStream(attempt, desc, "/"+serviceName+"/"+p.method, s.callOptions()...)
+	if !timer.Stop() && err == nil {
+		err = errOpening
+	}
+	if err == nil {
+		return stream, false, nil // attempt ends with ctx
+	}
+	waiting = errors.Is(context.Cause(attempt), errOpening)
+	cancel(err)
+	return nil, waiting, fmt.Errorf("open a stream to the control plane: %w", err)
+}
