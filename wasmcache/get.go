@@ -26,15 +26,16 @@ func (s *Store) get(ctx context.Context, a *ask) (Module, error) {
 	if m, ok, err := s.serve(ctx, a); ok {
 		return m, err
 	}
-	v, err := s.pull(ctx, a)
-	if err != nil {
-		return Module{}, err
+	for range 3 { // somebody may remove it in between
+		v, err := s.pull(ctx, a)
+		if err != nil {
+			return Module{}, err
+		}
+		if m, ok, err := s.use(ctx, a, v); ok || err != nil {
+			return m, err
+		}
 	}
-	m, ok, err := s.use(ctx, a, v)
-	if !ok && err == nil {
-		err = fmt.Errorf("module %s of %s vanished from the store right after it was pulled", v.Digest, a.ref)
-	}
-	return m, err
+	return Module{}, fmt.Errorf("module of %s vanishes from store %s right after it was pulled: something else removes its files", a.ref, s.dir)
 }
 
 // serve answers from the store; ok is false when the registry must be asked.
@@ -59,8 +60,7 @@ func (s *Store) serve(ctx context.Context, a *ask) (m Module, ok bool, err error
 	if pullErr != nil {
 		return Module{}, true, fmt.Errorf("%w; looking for a repaired one failed: %w", err, pullErr)
 	}
-	m, _, err = s.use(ctx, a, fresh)
-	return m, true, err
+	return s.use(ctx, a, fresh)
 }
 
 // use returns the module of v when its blob is whole (ok) and nothing speaks against running it (err).
@@ -116,6 +116,7 @@ func (s *Store) pullOnce(ctx context.Context, a *ask, report func(done, total in
 	} else if v, err = s.bring(ctx, a, resolved, report); err != nil {
 		return version{}, false, err
 	}
+	defer s.hold(v.Digest)() // until those who wait can
 	v.Manifest, v.Index, v.Seen = resolved.Manifest, resolved.Index, time.Now()
 	s.remember(a, v)
 	return v, !here, nil

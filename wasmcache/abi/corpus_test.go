@@ -57,6 +57,7 @@ func realModules(t testing.TB) []sample {
 	return []sample{
 		raw("hello", wasmtest.PluginBytes(t, "hello")),
 		raw("netcount", wasmtest.PluginBytes(t, "netcount")),
+		raw("readfile", wasmtest.PluginBytes(t, "readfile")),
 		raw("policy allow", policywasm.Allow()),
 		raw("policy deny", policywasm.Deny()),
 		raw("minimal", wasmtest.Minimal()),

@@ -143,8 +143,8 @@ func (m *module) section(c *cursor, rank *int) error {
 	from := c.pos()
 	id := c.byte()
 	size := int64(c.u32())
-	if c.err == nil && int(id) >= len(sectionNames) {
-		c.unknown("has a section with the number %d", id)
+	if int(id) >= len(sectionNames) {
+		c.unknown("the module has a section with the number %d", id)
 		return c.err
 	}
 	outer := c.frame(size)

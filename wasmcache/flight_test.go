@@ -1,0 +1,198 @@
+package wasmcache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/registrytest"
+)
+
+func TestOnePullForAll(t *testing.T) {
+	r := registrytest.New(t)
+	module := core("one", 200_000)
+	r.Push(t, "one", "v1", registrytest.WasmToOCI(module))
+	r.Push(t, "one", "same", registrytest.WasmToOCI(module))
+	p := registrytest.NewProxy(t, r.Addr)
+	p.Fail("/blobs/", registrytest.Fault{Delay: 300 * time.Millisecond})
+	s := open(t, t.TempDir())
+	quitter, quit := context.WithCancelCause(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { // the first caller, which gives up
+		_, err := s.Get(quitter, Request{URL: p.Ref("one:v1")})
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("Get of the quitter = %v, want its own reason", err)
+		}
+	})
+	for len(p.Requests("/blobs/")) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	var progress atomic.Int64
+	for i := range 20 {
+		wg.Go(func() {
+			tag := []string{"v1", "same"}[i%2]
+			m, err := s.Get(t.Context(), Request{URL: p.Ref("one:" + tag), Progress: func(done, total int64) { progress.Store(done*1_000_000 + total) }})
+			if err != nil || m.Digest != hexOf(module) {
+				t.Errorf("Get %d = %+v, %v, want the module", i, m, err)
+			}
+		})
+	}
+	for len(s.pulls.running()) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	if pulls := s.Status().Pulls; len(pulls) != 2 || pulls[0].Ref != p.Ref("one:v1") || pulls[0].Total != -1 {
+		t.Errorf("Status().Pulls = %+v, want both tags", pulls)
+	}
+	quit(os.ErrDeadlineExceeded)
+	wg.Wait()
+	if n := len(p.Requests("/blobs/")); n != 1 {
+		t.Errorf("%d downloads, want 1", n)
+	}
+	if got := progress.Load(); got != 200_000*1_000_000+200_000 {
+		t.Errorf("last progress = %d, want all of 200000", got)
+	}
+}
+
+func TestPullEndsWhenNobodyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g flights[int]
+		ended := make(chan error, 1) // by the one call
+		slow := func(ctx context.Context, _ func(int64, int64)) (int, error) {
+			<-ctx.Done()
+			ended <- context.Cause(ctx)
+			return 0, context.Cause(ctx)
+		}
+		for _, after := range []time.Duration{time.Second, 2 * time.Second} {
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), after)
+				defer cancel()
+				_, _ = g.do(ctx, "k", "k", nil, slow)
+			}()
+		}
+		start := time.Now()
+		if err := <-ended; !errors.Is(err, errNobody) || time.Since(start) != 2*time.Second {
+			t.Errorf("the call ended after %v with %v, want 2s and %v", time.Since(start), err, errNobody)
+		}
+		synctest.Wait()
+		if got, err := g.do(t.Context(), "k", "k", nil, func(context.Context, func(int64, int64)) (int, error) { return 7, nil }); got != 7 || err != nil {
+			t.Errorf("the next call = %d, %v, want 7", got, err)
+		}
+	})
+}
+
+func TestCallerAfterTheLastOneLeftStartsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g flights[int]
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		stubborn := func(ctx context.Context, _ func(int64, int64)) (int, error) {
+			<-ctx.Done()
+			time.Sleep(time.Minute) // it takes its time to end
+			return 0, context.Cause(ctx)
+		}
+		if _, err := g.do(ctx, "k", "k", nil, stubborn); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("do = %v, want the deadline", err)
+		}
+		if got, err := g.do(t.Context(), "k", "k", nil, func(context.Context, func(int64, int64)) (int, error) { return 7, nil }); got != 7 || err != nil {
+			t.Errorf("do = %d, %v, want 7", got, err)
+		}
+		g.close()
+	})
+}
+
+func TestPanicIsAnError(t *testing.T) {
+	var g flights[int]
+	_, err := g.do(t.Context(), "k", "hello", nil, func(context.Context, func(int64, int64)) (int, error) { panic("odd input") })
+	if !errors.Is(err, errInternal) || err.Error() != "internal error while working on hello: odd input" {
+		t.Errorf("do = %v, want the panic as an error", err)
+	}
+}
+
+func TestCloseEndsPulls(t *testing.T) {
+	r := registrytest.New(t)
+	r.Push(t, "hang", "v1", registrytest.WasmToOCI(core("hang", 100_000)))
+	p := registrytest.NewProxy(t, r.Addr)
+	p.Fail("/blobs/", registrytest.Fault{Cut: 1000, Hang: true})
+	s := open(t, t.TempDir())
+	result := make(chan error, 1) // of the one Get
+	go func() {
+		_, err := s.Get(t.Context(), Request{URL: p.Ref("hang:v1")})
+		result <- err
+	}()
+	for len(p.Requests("/blobs/")) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+	if err := <-result; !errors.Is(err, errClosed) {
+		t.Errorf("Get = %v, want %v", err, errClosed)
+	}
+	if _, err := s.Get(t.Context(), Request{URL: p.Ref("hang:v1")}); err == nil {
+		t.Error("Get after Close = nil")
+	}
+}
+
+func TestPullTimeout(t *testing.T) {
+	r := registrytest.New(t)
+	r.Push(t, "hang", "v1", registrytest.WasmToOCI(core("hang", 100_000)))
+	p := registrytest.NewProxy(t, r.Addr)
+	p.Fail("/blobs/", registrytest.Fault{Cut: 1000, Hang: true})
+	s := open(t, t.TempDir(), func(c *Config) { c.PullTimeout = 50 * time.Millisecond })
+	_, err := s.Get(t.Context(), Request{URL: p.Ref("hang:v1")})
+	wantError(t, err, false, "the pull took too long: more than 50ms", p.Ref("hang:v1"))
+}
+
+// Many callers, a collector that removes everything it may, and blobs that get damaged: each module returned must be whole.
+func TestHammer(t *testing.T) {
+	r := registrytest.New(t)
+	const modules = 8
+	for i := range modules {
+		r.Push(t, "hammer", fmt.Sprint("v", i), registrytest.WasmToOCI(core(fmt.Sprint("module", i), 20_000)))
+	}
+	s := open(t, t.TempDir(), func(c *Config) {
+		c.Expiry, c.CollectEvery, c.Quota = 500*time.Millisecond, time.Millisecond, 50_000
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	var collector, callers sync.WaitGroup
+	collector.Go(func() {
+		if err := s.Run(ctx); err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	for worker := range 4 {
+		callers.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(worker)))
+			for range 60 {
+				i := random.IntN(modules)
+				hammerOnce(t, s, Request{URL: r.Ref(fmt.Sprint("hammer:v", i)), Always: random.IntN(4) == 0}, core(fmt.Sprint("module", i), 20_000))
+				s.Status()
+			}
+		})
+	}
+	callers.Wait()
+	stop()
+	collector.Wait()
+}
+
+func hammerOnce(t *testing.T, s *Store, req Request, want []byte) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	m, err := s.Get(ctx, req)
+	if err != nil {
+		t.Errorf("Get = %v", err)
+		return
+	}
+	got, err := os.ReadFile(m.Path)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%s holds %d bytes (%v), want %d", m.Path, len(got), err, len(want))
+	}
+}
