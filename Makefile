@@ -1,9 +1,76 @@
-GO ?= go
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+LINT    := $(GO) tool -modfile=tools/lint/go.mod
+PKGS    := $(shell $(GO) list ./... 2>/dev/null | grep -v /e2e)
+
+.PHONY: build
+build: ## the agent, as ./gateway-agent
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o gateway-agent ./cmd/gateway-agent
+
+.PHONY: demo
+demo: build tools ## remote Wasm into a real Envoy on this machine; ONCE=1 checks it and exits
+	$(GO) run ./examples/demo $(if $(ONCE),-once)
+
+.PHONY: test
+test: unit e2e ## everything: unit tests with -race, then a real Envoy, registry and plugins
+
+.PHONY: unit
+unit: tools
+	$(GO) test -race -shuffle=on $(PKGS)
+
+.PHONY: e2e
+e2e: build tools
+	$(GO) run ./tools/e2e
+
+.PHONY: check
+check: tools fmt-check vet lint tidy-check cross unit ## the quick gate
+
+.PHONY: fmt
+fmt: ## format the tree
+	$(LINT) gofumpt -w $$(git ls-files '*.go')
+
+.PHONY: fmt-check
+fmt-check:
+	@out=$$($(LINT) gofumpt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not formatted (make fmt):"; echo "$$out"; exit 1; }
+
+.PHONY: vet
+vet:
+	$(GO) vet ./...
+	@out=$$($(GO) fix -diff ./... 2>&1); [ -z "$$out" ] || { echo "$$out"; exit 1; }
+
+.PHONY: lint
+lint:
+	$(LINT) golangci-lint run ./...
+
+.PHONY: tidy-check
+tidy-check:
+	$(GO) mod tidy -diff
+
+.PHONY: cross
+cross: ## what must build elsewhere
+	CGO_ENABLED=0 GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/gateway-agent
+	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/gateway-agent
+
+.PHONY: bench
+bench: ## benchmarks, ratios side by side
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+FUZZTIME ?= 60s
+.PHONY: fuzz
+fuzz: ## every fuzz test for FUZZTIME each
+	@for pkg in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; done; done
 
 .PHONY: tools
 tools: .tools/registry
-	@tools/envoy/install
+	@ENVOY=$(ENVOY) tools/envoy/install
 
 .tools/registry: tools/registry/go.mod
 	@mkdir -p .tools
 	$(GO) -C tools/registry build -o ../../.tools/registry github.com/distribution/distribution/v3/cmd/registry
+
+.PHONY: help
+help:
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12

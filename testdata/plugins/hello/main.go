@@ -8,8 +8,8 @@
 // The configuration is plain text, or a JSON object with any of
 //
 //	"value"           what x-hello says
-//	"start_delay_ms"  proxy_on_configure is busy for that long. Envoy configures the plugin in two virtual machines on its main thread and
-//	                  in one on each worker, so the main thread is blocked for twice the time, and every worker for once
+//	"start_delay_ms"  proxy_on_configure is busy for that long, once per configuration in a process: in Envoy's first virtual machine, on
+//	                  its main thread, as the compilation of a large module is. The workers' own are quick
 //	"fail_configure"  true: proxy_on_configure refuses the configuration
 //
 // Build it with GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared.
@@ -19,8 +19,11 @@ import "unsafe"
 
 var version = "dev"
 
-// value is what x-hello says.
-var value = version
+// values is what x-hello says for each root context: Envoy puts all plugins of the same code into one virtual machine.
+var values = map[uint32]string{}
+
+// roots has the root context of each stream.
+var roots = map[uint32]uint32{}
 
 func main() {}
 
@@ -36,6 +39,12 @@ func getBufferBytes(buffer, start, length uint32, data, size unsafe.Pointer) uin
 
 //go:wasmimport env proxy_replace_header_map_value
 func replaceHeader(headers uint32, key unsafe.Pointer, keySize uint32, value unsafe.Pointer, valueSize uint32) uint32
+
+//go:wasmimport env proxy_get_shared_data
+func getSharedData(key unsafe.Pointer, keySize uint32, data, size, cas unsafe.Pointer) uint32
+
+//go:wasmimport env proxy_set_shared_data
+func setSharedData(key unsafe.Pointer, keySize uint32, value unsafe.Pointer, valueSize uint32, cas uint32) uint32
 
 // The package time would make the module a sixth larger.
 //
@@ -56,13 +65,25 @@ func allocate(size uint32) unsafe.Pointer {
 	return p
 }
 
+//go:wasmexport proxy_on_context_create
+func onContextCreate(context, root uint32) {
+	if root != 0 {
+		roots[context] = root
+	}
+}
+
+//go:wasmexport proxy_on_delete
+func onDelete(context uint32) { delete(roots, context) }
+
 //go:wasmexport proxy_on_configure
-func onConfigure(_, size uint32) uint32 {
+func onConfigure(root, size uint32) uint32 {
 	text := readConfiguration(size)
-	value = text
+	value := text
 	if object, ok := parseObject(text); ok {
 		value = object["value"]
-		busy(object["start_delay_ms"])
+		if delay := object["start_delay_ms"]; delay != "" && firstTime(text) {
+			busy(delay)
+		}
 		if object["fail_configure"] == "true" {
 			return 0
 		}
@@ -70,12 +91,23 @@ func onConfigure(_, size uint32) uint32 {
 	if value == "" {
 		value = version
 	}
+	values[root] = value
 	return 1
 }
 
+// firstTime tells whether no virtual machine of this process has asked for the key before.
+func firstTime(key string) bool {
+	var data, size, cas uint32
+	k, n := unsafe.Pointer(unsafe.StringData(key)), uint32(len(key))
+	if getSharedData(k, n, unsafe.Pointer(&data), unsafe.Pointer(&size), unsafe.Pointer(&cas)) == 0 {
+		return false
+	}
+	return setSharedData(k, n, k, n, 0) == 0
+}
+
 //go:wasmexport proxy_on_response_headers
-func onResponseHeaders(_, _, _ uint32) uint32 {
-	setHeader("x-hello", value)
+func onResponseHeaders(context, _, _ uint32) uint32 {
+	setHeader("x-hello", values[roots[context]])
 	setHeader("x-hello-version", version)
 	return actionContinue
 }

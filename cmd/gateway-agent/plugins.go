@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/gateway-agent/gateway-agent/ecds"
+	"github.com/gateway-agent/gateway-agent/internal/atomicfile"
+	"github.com/gateway-agent/gateway-agent/policywasm"
+	"github.com/gateway-agent/gateway-agent/wasmcache"
+	"github.com/gateway-agent/gateway-agent/wasmcache/abi"
+	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
+)
+
+// openStore opens the module store of the settings. pins names the digests that must stay.
+func openStore(s *settings, log *slog.Logger, pins func() []string) (*wasmcache.Store, error) {
+	return wasmcache.Open(wasmcache.Config{
+		Dir:       s.data("wasm"),
+		Fetch:     fetch.New(fetch.Config{MaxSize: int64(s.wasmMaxSize)}),
+		Check:     abi.Check,
+		MaxSize:   int64(s.wasmMaxSize),
+		Quota:     int64(s.wasmStore),
+		Pins:      pins,
+		Unvouched: s.wasmUnvouch,
+		Log:       log,
+	})
+}
+
+func (g *gateway) buildPlugins() (err error) {
+	s := g.settings
+	if s.wasm == "off" {
+		return nil
+	}
+	g.store, err = openStore(s, g.part("wasmcache"), func() []string { return g.plugins.Pins() })
+	if err != nil {
+		return err
+	}
+	g.plugins, err = ecds.New(ecds.Config{
+		Modules:      modules{g.store},
+		State:        stateFile(s.data("plugins.json")),
+		Hold:         s.wasmHold,
+		PolicyModule: func(allow bool) (string, error) { return policyModule(s.data("policy"), allow) },
+		Log:          g.part("ecds"),
+	})
+	return err
+}
+
+// modules lets ecds ask the store.
+type modules struct{ store *wasmcache.Store }
+
+func (m modules) Get(ctx context.Context, ref ecds.Reference) (ecds.Module, error) {
+	module, err := m.store.Get(ctx, wasmcache.Request{
+		URL:             ref.URL,
+		SHA256:          ref.SHA256,
+		PullSecret:      ref.PullSecret,
+		Always:          ref.Always,
+		ResourceVersion: ref.ResourceVersion,
+		Resource:        ref.Resource,
+		Host:            abi.HostOf(ref.Node),
+	})
+	if err != nil {
+		return ecds.Module{}, err
+	}
+	return ecds.Module{Digest: module.Digest, Path: module.Path, Warning: module.Warning}, nil
+}
+
+// stateFile keeps the accepted plugins over a restart.
+type stateFile string
+
+func (f stateFile) Load() ([]byte, error) {
+	data, err := os.ReadFile(string(f))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
+}
+
+func (f stateFile) Save(data []byte) error { return atomicfile.Write(string(f), data, 0o600) }
+
+// policyModule writes the built-in filter that allows or denies everything to where Envoy can read it. The name carries the
+// content, because Envoy takes an unchanged path for an unchanged module.
+func policyModule(dir string, allow bool) (string, error) {
+	name, code := "deny", policywasm.Deny()
+	if allow {
+		name, code = "allow", policywasm.Allow()
+	}
+	name = fmt.Sprintf("%s-%.8x.wasm", name, sha256.Sum256(code))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, name)
+	return path, atomicfile.Write(path, code, 0o644)
+}

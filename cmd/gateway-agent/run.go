@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gateway-agent/gateway-agent/envoy"
+	"github.com/gateway-agent/gateway-agent/internal/atomicfile"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	s := &settings{}
+	cmd := &cobra.Command{
+		Use: "run (--config-dir DIR | --xds-address HOST:PORT)", Short: "Run Envoy and everything it needs",
+		Long: runHelp, Example: runExample, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := a.settle(cmd, s); err != nil {
+				return err
+			}
+			return a.run(cmd.Context(), s)
+		},
+	}
+	runFlags(cmd, s)
+	return cmd
+}
+
+// runFlags are the flags of `run`, shared by the commands that show what run would do.
+func runFlags(cmd *cobra.Command, s *settings) {
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&s.configFile, "config", "", "YAML file with these flags as keys")
+	s.sourceFlags(f)
+	s.dirFlags(f)
+	s.envoyFlags(f)
+	s.nodeFlags(f)
+	s.wasmFlags(f)
+	s.logFlags(f)
+	_ = cmd.RegisterFlagCompletionFunc("xds-mode", fixedCompletion("delta", "sotw"))
+	_ = cmd.RegisterFlagCompletionFunc("wasm", fixedCompletion("on", "off"))
+	_ = cmd.RegisterFlagCompletionFunc("wasm-unvouched", fixedCompletion("warn", "refuse"))
+	_ = cmd.RegisterFlagCompletionFunc("log-level", fixedCompletion("debug", "info", "warn", "error"))
+	_ = cmd.RegisterFlagCompletionFunc("log-format", fixedCompletion("text", "json"))
+	_ = cmd.MarkFlagDirname("config-dir")
+	_ = cmd.MarkFlagDirname("data-dir")
+	_ = cmd.MarkFlagDirname("run-dir")
+}
+
+// run is the life of the agent: check, open, listen, serve, start Envoy; then all of it backwards.
+func (a *app) run(ctx context.Context, s *settings) error {
+	log, level := newLogger(a.stderr, s)
+	if err := makeDirs(s); err != nil {
+		return err
+	}
+	g := &gateway{settings: s, log: log, level: level, started: time.Now()}
+	if err := g.build(ctx, a); err != nil {
+		return err
+	}
+	defer g.close()
+	if err := g.listen(); err != nil {
+		return err
+	}
+	if err := g.writeBootstrap(ctx); err != nil {
+		return err
+	}
+	log.Info("gateway-agent started", "version", version, "source", g.sourceText(), "run_dir", s.runDir, "status", s.statusAddress)
+	err := g.serve(ctx)
+	log.Info("gateway-agent ended", "err", err)
+	return err
+}
+
+func makeDirs(s *settings) error {
+	if err := os.MkdirAll(s.dataDir, 0o755); err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
+		return fmt.Errorf("--run-dir: %w", err)
+	}
+	return nil
+}
+
+// serve runs the parts until ctx ends. Envoy is told first and stops first: the parts it needs outlive it.
+func (g *gateway) serve(ctx context.Context) error {
+	parts, stopParts := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopParts()
+	group, failed := errgroup.WithContext(parts)
+	for name, part := range g.parts() {
+		group.Go(func() error { return outlive(parts, name, part) })
+	}
+	envoyCtx, stopEnvoy := context.WithCancelCause(ctx)
+	defer stopEnvoy(nil)
+	stop := context.AfterFunc(failed, func() { stopEnvoy(context.Cause(failed)) })
+	defer stop()
+
+	err := g.runEnvoy(envoyCtx)
+	stopParts()
+	return errors.Join(err, group.Wait())
+}
+
+// outlive runs a part and turns an early end into an error, so that no part can be missing unnoticed.
+func outlive(ctx context.Context, name string, part func(context.Context) error) error {
+	err := part(ctx)
+	if err == nil && ctx.Err() == nil {
+		err = errors.New("ended early")
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+func (g *gateway) runEnvoy(ctx context.Context) error {
+	if g.envoy == nil {
+		<-ctx.Done()
+		g.draining.Store(true)
+		return nil
+	}
+	return g.envoy.Run(ctx)
+}
+
+func (g *gateway) writeBootstrap(ctx context.Context) error {
+	data, err := g.marshalBootstrap()
+	if err != nil {
+		return err
+	}
+	path := g.settings.path("bootstrap.json")
+	if err := atomicfile.Write(path, data, 0o600); err != nil {
+		return fmt.Errorf("bootstrap: %w", err)
+	}
+	if g.envoy == nil {
+		g.log.Info("envoy is started by something else", slog.String("bootstrap", path))
+		return nil
+	}
+	return envoy.Validate(ctx, g.envoyPath, path)
+}
+
+func (s *settings) path(name string) string { return filepath.Join(s.runDir, name) }

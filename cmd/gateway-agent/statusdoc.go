@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gateway-agent/gateway-agent/ecds"
+	"github.com/gateway-agent/gateway-agent/envoy"
+	"github.com/gateway-agent/gateway-agent/relay"
+	"github.com/gateway-agent/gateway-agent/sds"
+	"github.com/gateway-agent/gateway-agent/standalone"
+	"github.com/gateway-agent/gateway-agent/status"
+)
+
+// report is all that `status` shows; the control socket serves it as /status.
+type report struct {
+	Version      string                `json:"version"`
+	PID          int                   `json:"pid"`
+	StartedAt    time.Time             `json:"started_at"`
+	Ready        bool                  `json:"ready"`
+	Checks       []status.Check        `json:"checks"`
+	Envoy        *envoy.Status         `json:"envoy,omitempty"` // absent with --envoy=none
+	ControlPlane string                `json:"control_plane,omitempty"`
+	ConfigDir    *standalone.Status    `json:"config_dir,omitempty"`
+	XDS          relay.Status          `json:"xds"`
+	Listeners    []string              `json:"listeners"` // that Envoy has now
+	Plugins      []ecds.ResourceStatus `json:"plugins"`
+	Certificates []sds.SecretStatus    `json:"certificates"`
+}
+
+func (g *gateway) report(ctx context.Context) report {
+	r := report{
+		Version:      version,
+		PID:          os.Getpid(),
+		StartedAt:    g.started,
+		Checks:       g.readyChecks(ctx),
+		ControlPlane: g.settings.xdsAddress,
+		XDS:          g.relay.Status(),
+		Listeners:    g.envoyListeners(ctx),
+		Certificates: g.secrets.Status(),
+	}
+	r.Ready = allOK(r.Checks)
+	if g.envoy != nil {
+		r.Envoy = new(g.envoy.Status())
+	}
+	if g.source != nil {
+		r.ConfigDir = new(g.source.Status())
+	}
+	if g.plugins != nil {
+		r.Plugins = g.plugins.Status()
+	}
+	return r
+}
+
+func allOK(checks []status.Check) bool {
+	for _, check := range checks {
+		if !check.OK {
+			return false
+		}
+	}
+	return true
+}
+
+// readyChecks say whether traffic should come here. All are answered from memory.
+func (g *gateway) readyChecks(context.Context) []status.Check {
+	checks := []status.Check{{Name: "not draining", OK: !g.draining.Load(), Reason: "the agent was asked to stop and drains"}}
+	pid := 0
+	if g.envoy != nil {
+		state := g.envoy.Status()
+		pid = state.PID
+		live := state.PID != 0 && state.State == envoy.StateLive
+		checks = append(checks, status.Check{Name: "envoy live", OK: live, Reason: fmt.Sprintf("Envoy is %s", state.State)})
+	}
+	ok, reason := g.relay.Ready(pid)
+	return append(checks, status.Check{Name: "configuration accepted", OK: ok, Reason: reason})
+}
+
+// liveChecks fail only when a restart of the agent would help.
+func (g *gateway) liveChecks(context.Context) []status.Check {
+	if g.envoy == nil {
+		return []status.Check{{Name: "agent", OK: true}}
+	}
+	hung, reason := g.envoy.Hung()
+	return []status.Check{{Name: "envoy answers", OK: !hung, Reason: reason}}
+}

@@ -1,0 +1,113 @@
+// Command e2e runs the end-to-end suite and says how many cases ran. A skipped case, or none at all, is a failure.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// event is one line of `go test -json`.
+type event struct {
+	Action, Package, Test, Output string
+	Elapsed                       float64
+}
+
+// tally counts the cases: the tests without subtests of their own.
+type tally struct {
+	passed, failed, skipped int
+	output                  map[string][]string // of each test that has not ended
+	parents                 map[string]bool
+}
+
+func main() {
+	args := append([]string{"test", "-json", "-count=1", "-timeout=25m", "./e2e/..."}, os.Args[1:]...)
+	cmd := exec.Command("go", args...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
+	t := &tally{output: map[string][]string{}, parents: map[string]bool{}}
+	t.read(out)
+	err = cmd.Wait()
+	fmt.Printf("e2e: %d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped)
+	if err != nil || t.failed+t.skipped > 0 || t.passed == 0 {
+		os.Exit(1)
+	}
+}
+
+func (t *tally) read(r io.Reader) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			fmt.Println(lines.Text())
+			continue
+		}
+		t.add(e)
+	}
+}
+
+func (t *tally) add(e event) {
+	switch e.Action {
+	case "output", "build-output":
+		t.output[e.Test] = append(t.output[e.Test], e.Output)
+	case "build-fail":
+		t.print("")
+	case "pass", "fail", "skip":
+		t.end(e)
+	}
+}
+
+func (t *tally) end(e event) {
+	if e.Test == "" {
+		if e.Action == "fail" {
+			t.print("")
+		}
+		return
+	}
+	if parent, _, ok := cutLast(e.Test); ok {
+		t.parents[parent] = true
+	}
+	if e.Action != "pass" {
+		t.print(e.Test)
+	}
+	if t.parents[e.Test] {
+		return
+	}
+	fmt.Printf("%-4s %6.1fs  %s\n", e.Action, e.Elapsed, e.Test)
+	switch e.Action {
+	case "pass":
+		t.passed++
+	case "fail":
+		t.failed++
+	case "skip":
+		t.skipped++
+	}
+	delete(t.output, e.Test)
+}
+
+func (t *tally) print(test string) {
+	for _, line := range t.output[test] {
+		fmt.Print(line)
+	}
+	delete(t.output, test)
+}
+
+func cutLast(name string) (before, after string, ok bool) {
+	i := strings.LastIndexByte(name, '/')
+	if i < 0 {
+		return name, "", false
+	}
+	return name[:i], name[i+1:], true
+}
