@@ -258,8 +258,8 @@ func (m *module) simdImmediate(c *cursor, op uint32) {
 	}
 }
 
-// bodies calls one for every function's code, with the cursor behind its locals, until one fails.
-func (m *module) bodies(c *cursor, one func(function uint32)) error {
+// eachBody calls one for every function's code, with the cursor behind its locals, until one fails.
+func (m *module) eachBody(c *cursor, one func(function uint32)) error {
 	c.seek(m.code.from)
 	c.setLimit(m.code.to)
 	for i := range m.codeCount {
@@ -277,7 +277,7 @@ func (m *module) bodies(c *cursor, one func(function uint32)) error {
 
 // scanCode decodes every instruction, so that the compiler gets no lying count, and completes features.
 func (m *module) scanCode(c *cursor) error {
-	return m.bodies(c, func(uint32) {
+	return m.eachBody(c, func(uint32) {
 		for c.more() {
 			m.immediate(c, c.byte())
 		}

@@ -16,7 +16,7 @@ const maxStartFunctions = 100_000
 type starter struct {
 	m       *module
 	c       *cursor
-	offsets []int64 // body of each defined function
+	bodies  []span // code of each defined function
 	certain map[uint32]bool
 	queue   []call
 	found   startCall
@@ -79,17 +79,17 @@ func (s *starter) host(to call) {
 
 // function looks at one function's code.
 func (s *starter) function(f call) error {
-	if s.offsets == nil {
-		if err := s.m.bodies(s.c, func(uint32) { s.offsets = append(s.offsets, s.c.pos()) }); err != nil {
+	if s.bodies == nil {
+		if err := s.m.eachBody(s.c, func(uint32) { s.bodies = append(s.bodies, span{s.c.pos(), s.c.limit}) }); err != nil {
 			return err
 		}
 	}
 	at := int64(f.function) - int64(s.m.importedFunctions)
-	if at >= int64(len(s.offsets)) {
+	if at >= int64(len(s.bodies)) {
 		return &fault{text: fmt.Sprintf("calls function %d, which does not exist", f.function)}
 	}
-	s.c.seek(s.offsets[at])
-	s.c.setLimit(s.m.code.to)
+	s.c.seek(s.bodies[at].from)
+	s.c.setLimit(s.bodies[at].to)
 	w := walk{starter: s, certain: f.certain}
 	w.run()
 	if s.c.err != nil {
