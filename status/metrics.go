@@ -1,137 +1,119 @@
 package status
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
+	dto "github.com/prometheus/client_model/go"
 )
 
 const (
-	scrapeTimeout    = 10 * time.Second
-	scrapeHeadroom   = 200 * time.Millisecond // of the scraper's own timeout, for the way back
-	maxMetricsLine   = 1 << 20                // bytes; Envoy's longest lines are a few KiB
-	contentType      = "text/plain; version=0.0.4; charset=utf-8"
-	envoyScrapeOK    = "gateway_agent_envoy_scrape_ok"
-	envoyScrapeGauge = "# HELP " + envoyScrapeOK + " Whether Envoy's metrics are part of this exposition.\n# TYPE " + envoyScrapeOK + " gauge\n" + envoyScrapeOK + " %d\n"
+	scrapeTimeout  = 10 * time.Second
+	scrapeHeadroom = 200 * time.Millisecond // of the scraper's own timeout, for the way back
+	maxScrapes     = 4                      // at the same time; each keeps Envoy's main thread busy
+	maxEnvoyText   = 1 << 30                // bytes of Envoy's metrics; 15 000 clusters make 182 MiB
 )
 
-// metrics writes the agent's metrics, then Envoy's as they stream in, as one exposition. Without Envoy the agent's come alone.
+const (
+	envoyScrapeOK      = "gateway_agent_envoy_scrape_ok"
+	envoyScrapeDropped = "gateway_agent_envoy_scrape_dropped_families"
+)
+
+// metrics writes one exposition: Envoy's families as they stream in, then the agent's. When Envoy cannot be reached, or breaks off,
+// the rest is still served and gateway_agent_envoy_scrape_ok is 0; a family of which only a part came is left out.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.scrapes <- struct{}{}:
+		defer func() { <-s.scrapes }()
+	default:
+		http.Error(w, "too many scrapes at the same time, try again later", http.StatusServiceUnavailable)
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeoutOf(r))
 	defer cancel()
 	families, err := s.config.Gatherer.Gather()
-	if err != nil && len(families) == 0 {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+	if err != nil {
+		s.config.Log.Warn("some of the agent's metrics cannot be gathered", "err", err)
+		if len(families) == 0 {
+			http.Error(w, "the agent's metrics cannot be gathered: "+err.Error(), http.StatusInternalServerError)
+			return
+		}
+	}
+	out := newExposition(w, r, families)
+	if r.Method == http.MethodHead {
 		return
 	}
-	envoy, err := s.openEnvoy(ctx)
-	w.Header().Set("Content-Type", contentType)
-	out := bufio.NewWriterSize(w, 64<<10)
-	encoder := expfmt.NewEncoder(out, expfmt.NewFormat(expfmt.TypeTextPlain))
-	ours := map[string]bool{envoyScrapeOK: true}
-	for _, family := range families {
-		ours[family.GetName()] = true
-		if err := encoder.Encode(family); err != nil {
-			return // the scraper has gone
-		}
+	scrapes, err := s.envoyFamilies(ctx, out)
+	if errors.Is(err, errCut) {
+		s.config.Log.Warn("envoy's metrics broke off within a large family, the scrape is given up", "err", err)
+		panic(http.ErrAbortHandler) // the scraper must not take a part of a family for the whole
 	}
-	if s.config.EnvoyMetrics != nil {
-		fmt.Fprintf(out, envoyScrapeGauge, boolValue(err == nil))
-	}
-	if envoy != nil {
-		defer envoy.Close()
-		if err := appendFamilies(out, envoy, ours); err != nil {
-			s.config.Log.Warn("envoy's metrics broke off", "err", err)
-			panic(http.ErrAbortHandler) // the scraper must not take a part for the whole
-		}
-	}
-	_ = out.Flush()
+	_ = out.finish(scrapes) // fails only when the scraper has gone
 }
 
-func (s *Server) openEnvoy(ctx context.Context) (io.ReadCloser, error) {
+// envoyFamilies writes Envoy's families and returns the agent's metrics about that.
+func (s *Server) envoyFamilies(ctx context.Context, out *exposition) ([]*dto.MetricFamily, error) {
 	if s.config.EnvoyMetrics == nil {
-		return nil, errors.New("no envoy")
+		return nil, nil
 	}
+	err := s.copyEnvoy(ctx, out)
+	ok := 1.0
+	if err != nil {
+		ok = 0
+		s.config.Log.Debug("envoy's metrics cannot be read", "err", err)
+	}
+	if out.dropped > 0 {
+		s.config.Log.Debug("families of envoy's metrics were left out, their names were there before", "count", out.dropped)
+	}
+	return []*dto.MetricFamily{
+		gauge(envoyScrapeOK, "Whether all of Envoy's metrics are part of this exposition.", ok),
+		gauge(envoyScrapeDropped, "Families of Envoy's that are not part of this exposition, because another one has their name.", float64(out.dropped)),
+	}, err
+}
+
+func (s *Server) copyEnvoy(ctx context.Context, out *exposition) error {
 	body, err := s.config.EnvoyMetrics(ctx)
 	if err != nil {
-		s.config.Log.Debug("envoy's metrics cannot be read", "err", err)
-		return nil, err
+		return err
 	}
-	return body, nil
+	defer body.Close()
+	stop := context.AfterFunc(ctx, func() { body.Close() }) // a body that does not know ctx must not hold us
+	defer stop()
+	err = splitFamilies(&limited{r: body, left: maxEnvoyText}, out.most(), out.envoy)
+	return errors.Join(err, context.Cause(ctx))
 }
 
-func boolValue(b bool) int {
-	if b {
-		return 1
+// limited ends with an error, unlike io.LimitedReader: a part must not pass for the whole.
+type limited struct {
+	r    io.Reader
+	left int64
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	if l.left <= 0 {
+		return 0, errors.New("more metrics than this agent passes on")
 	}
-	return 0
+	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
+	l.left -= int64(n)
+	return n, err
+}
+
+func gauge(name, help string, value float64) *dto.MetricFamily {
+	return &dto.MetricFamily{
+		Name: &name, Help: &help, Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{{Gauge: &dto.Gauge{Value: &value}}},
+	}
 }
 
 // timeoutOf honours the header with which Prometheus says how long it waits.
 func timeoutOf(r *http.Request) time.Duration {
 	seconds, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
-	if err != nil || seconds <= 0 || seconds > time.Hour.Seconds() {
+	if err != nil || !(seconds > 0 && seconds <= time.Hour.Seconds()) {
 		return scrapeTimeout
 	}
 	d := time.Duration(seconds * float64(time.Second))
 	return max(d-scrapeHeadroom, d/2)
-}
-
-// appendFamilies copies an exposition line by line and leaves out each family whose name was there before: two families of one
-// name make the whole exposition invalid. seen grows by the names copied.
-func appendFamilies(w *bufio.Writer, exposition io.Reader, seen map[string]bool) error {
-	lines := bufio.NewReaderSize(exposition, 64<<10)
-	current, skip := "", false
-	for {
-		line, err := readLine(lines)
-		if errors.Is(err, io.EOF) && line == "" {
-			return nil
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if name := familyOf(line); name != "" && name != current {
-			current, skip = name, seen[name]
-			seen[name] = true
-		}
-		if skip || line == "" || line == "\n" {
-			continue
-		}
-		if _, err := w.WriteString(strings.TrimSuffix(line, "\n") + "\n"); err != nil {
-			return err
-		}
-	}
-}
-
-func readLine(r *bufio.Reader) (string, error) {
-	var line []byte
-	for {
-		part, err := r.ReadSlice('\n')
-		line = append(line, part...)
-		if len(line) > maxMetricsLine {
-			return "", fmt.Errorf("a line of over %d bytes", maxMetricsLine)
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return string(line), err
-		}
-	}
-}
-
-// familyOf is the family that a comment line begins, "" for every other line.
-func familyOf(line string) string {
-	for _, prefix := range []string{"# TYPE ", "# HELP "} {
-		if rest, ok := strings.CutPrefix(line, prefix); ok {
-			name, _, _ := strings.Cut(strings.TrimSuffix(rest, "\n"), " ")
-			return name
-		}
-	}
-	return ""
 }

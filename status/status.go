@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -41,7 +42,12 @@ type Config struct {
 }
 
 // Server makes the pages. It is safe for concurrent use.
-type Server struct{ config Config }
+type Server struct {
+	config  Config
+	scrapes chan struct{} // its capacity is how many scrapes may run at the same time
+}
+
+var debugName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
 
 // New checks the configuration.
 func New(c Config) (*Server, error) {
@@ -51,20 +57,25 @@ func New(c Config) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{config: c}, nil
+	for name := range c.Debug {
+		if !debugName.MatchString(name) || name == "pprof" {
+			return nil, fmt.Errorf("status: %q cannot be the name of a debug view", name)
+		}
+	}
+	return &Server{config: c, scrapes: make(chan struct{}, maxScrapes)}, nil
 }
 
 // Public has the pages that may be asked from outside: health and metrics, nothing that tells of the configuration.
-func (s *Server) Public() http.Handler { return s.mux() }
+func (s *Server) Public() http.Handler { return s.mux(publicIndex) }
 
 // Control has the pages for the control socket: those of Public and everything else.
 func (s *Server) Control() http.Handler {
-	mux := s.mux()
+	mux := s.mux(append(slices.Clone(publicIndex), s.controlIndex()...))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.config.Status(r.Context())) })
 	for name, view := range s.config.Debug {
 		mux.HandleFunc("GET /debug/"+name, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, view()) })
 	}
-	mux.HandleFunc("GET /debug/{$}", s.debugIndex)
+	mux.HandleFunc("GET /debug/{$}", func(w http.ResponseWriter, _ *http.Request) { index(w, s.controlIndex()) })
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -77,16 +88,28 @@ func (s *Server) Control() http.Handler {
 	return mux
 }
 
-func (s *Server) mux() *http.ServeMux {
+var publicIndex = []string{"/healthz/ready", "/healthz/live", "/readyz?verbose", "/metrics", "/stats/prometheus"}
+
+func (s *Server) controlIndex() []string {
+	var paths []string
+	for _, name := range slices.Sorted(maps.Keys(s.config.Debug)) {
+		paths = append(paths, "/debug/"+name)
+	}
+	return append(paths, "/debug/pprof/", "/loglevel", "/status")
+}
+
+func index(w http.ResponseWriter, paths []string) {
+	plain(w, http.StatusOK, strings.Join(paths, "\n"))
+}
+
+func (s *Server) mux(paths []string) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", func(w http.ResponseWriter, r *http.Request) { brief(w, s.config.Ready(r.Context())) })
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, r *http.Request) { brief(w, s.config.Live(r.Context())) })
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.HandleFunc("GET /metrics", s.metrics)
 	mux.HandleFunc("GET /stats/prometheus", s.metrics)
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintln(w, "gateway-agent\n/healthz/ready\n/healthz/live\n/readyz?verbose\n/metrics")
-	})
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { index(w, append([]string{"gateway-agent"}, paths...)) })
 	return mux
 }
 
@@ -121,23 +144,29 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, handler http.
 
 // brief answers 200, or 503 with the reasons.
 func brief(w http.ResponseWriter, checks []Check) {
-	failed := failures(checks)
-	if len(failed) > 0 {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintln(w, strings.Join(failed, "; "))
+	if failed := failures(checks); len(failed) > 0 {
+		plain(w, http.StatusServiceUnavailable, strings.Join(failed, "; "))
 		return
 	}
-	fmt.Fprintln(w, "ok")
+	plain(w, http.StatusOK, "ok")
 }
 
 func failures(checks []Check) []string {
 	var failed []string
 	for _, c := range checks {
 		if !c.OK {
-			failed = append(failed, c.Name+": "+c.Reason)
+			failed = append(failed, c.Name+": "+c.why())
 		}
 	}
 	return failed
+}
+
+// why is the reason on one line.
+func (c Check) why() string {
+	if c.Reason == "" {
+		return "no reason given"
+	}
+	return strings.Join(strings.Fields(c.Reason), " ")
 }
 
 // readyz is the long form of /healthz/ready: with ?verbose a line per check.
@@ -147,23 +176,28 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		brief(w, checks)
 		return
 	}
-	if len(failures(checks)) > 0 {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
+	var lines []string
 	for _, c := range checks {
 		if c.OK {
-			fmt.Fprintf(w, "[+] %s ok\n", c.Name)
+			lines = append(lines, "[+] "+c.Name+" ok")
 		} else {
-			fmt.Fprintf(w, "[-] %s failed: %s\n", c.Name, c.Reason)
+			lines = append(lines, "[-] "+c.Name+" failed: "+c.why())
 		}
 	}
+	if len(failures(checks)) > 0 {
+		plain(w, http.StatusServiceUnavailable, strings.Join(append(lines, "readyz check failed"), "\n"))
+		return
+	}
+	plain(w, http.StatusOK, strings.Join(append(lines, "readyz check passed"), "\n"))
 }
 
-func (s *Server) debugIndex(w http.ResponseWriter, _ *http.Request) {
-	for _, name := range slices.Sorted(maps.Keys(s.config.Debug)) {
-		fmt.Fprintf(w, "/debug/%s\n", name)
-	}
-	fmt.Fprintln(w, "/debug/pprof/\n/loglevel\n/status")
+// plain answers with text that is true now only.
+func plain(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	fmt.Fprintln(w, text)
 }
 
 const maxLevelBody = 1 << 10 // bytes

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 )
 
 // testConfig is ready unless reason says why not.
@@ -70,8 +68,9 @@ func TestPages(t *testing.T) {
 		{up.Public(), "HEAD", "/healthz/ready", "", 200, ""},
 		{down.Public(), "GET", "/healthz/ready", "", 503, "envoy live: Envoy is starting"},
 		{down.Public(), "GET", "/healthz/live", "", 503, "envoy live: Envoy is starting"},
-		{down.Public(), "GET", "/readyz?verbose", "", 503, "[+] not draining ok\n[-] envoy live failed: Envoy is starting"},
-		{up.Public(), "GET", "/readyz?verbose", "", 200, "[+] envoy live ok"},
+		{down.Public(), "GET", "/readyz?verbose", "", 503, "[+] not draining ok\n[-] envoy live failed: Envoy is starting\nreadyz check failed"},
+		{down.Public(), "GET", "/readyz", "", 503, "envoy live: Envoy is starting"},
+		{up.Public(), "GET", "/readyz?verbose", "", 200, "[+] envoy live ok\nreadyz check passed"},
 		{up.Public(), "GET", "/readyz", "", 200, "ok"},
 		{up.Public(), "GET", "/", "", 200, "/healthz/ready"},
 		{up.Public(), "POST", "/healthz/ready", "", 405, ""},
@@ -96,70 +95,6 @@ func TestPages(t *testing.T) {
 		}
 	}
 }
-
-func TestMetricsAreOneValidExposition(t *testing.T) {
-	const envoy = "# TYPE envoy_cluster_cx counter\nenvoy_cluster_cx{c=\"a\"} 3\n# TYPE gateway_agent_up gauge\ngateway_agent_up 7\n" +
-		"# HELP envoy_later text\n# TYPE envoy_later gauge\nenvoy_later 1\n\n# TYPE envoy_cluster_cx counter\nenvoy_cluster_cx{c=\"b\"} 4"
-	c := testConfig("")
-	c.EnvoyMetrics = func(context.Context) (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(envoy)), nil }
-	_, body, _ := do(t, newServer(t, c).Public(), "GET", "/metrics", "")
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
-	if err != nil {
-		t.Fatalf("not valid: %v\n%s", err, body)
-	}
-	for name, want := range map[string]float64{"gateway_agent_up": 1, "envoy_later": 1, "gateway_agent_envoy_scrape_ok": 1} {
-		if got := families[name].GetMetric()[0].GetGauge().GetValue(); got != want {
-			t.Errorf("%s = %v, want %v", name, got, want)
-		}
-	}
-	if got := len(families["envoy_cluster_cx"].GetMetric()); got != 1 {
-		t.Errorf("envoy_cluster_cx has %d metrics, want the first family's one", got)
-	}
-}
-
-func TestMetricsWithoutEnvoy(t *testing.T) {
-	c := testConfig("")
-	c.EnvoyMetrics = func(context.Context) (io.ReadCloser, error) { return nil, errors.New("connection refused") }
-	code, body, _ := do(t, newServer(t, c).Public(), "GET", "/stats/prometheus", "")
-	if code != 200 || !strings.Contains(body, "gateway_agent_up 1") || !strings.Contains(body, "gateway_agent_envoy_scrape_ok 0") {
-		t.Errorf("/stats/prometheus = %d %s, want the agent's own metrics", code, body)
-	}
-}
-
-// endless never stops and never blocks.
-type endless struct{}
-
-func (endless) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = 'x'
-	}
-	return len(p), nil
-}
-
-func TestMetricsThatBreakOffAreNotTakenForAllOfThem(t *testing.T) {
-	c := testConfig("")
-	for name, body := range map[string]io.Reader{
-		"error":        io.MultiReader(strings.NewReader("# TYPE a gauge\na 1\n"), iotestError{}),
-		"endless line": endless{},
-	} {
-		c.EnvoyMetrics = func(context.Context) (io.ReadCloser, error) { return io.NopCloser(body), nil }
-		server := httptest.NewServer(newServer(t, c).Public())
-		response, err := server.Client().Get(server.URL + "/metrics")
-		if err == nil {
-			_, err = io.ReadAll(response.Body)
-			response.Body.Close()
-		}
-		if err == nil {
-			t.Errorf("%s: the scrape succeeded", name)
-		}
-		server.Close()
-	}
-}
-
-type iotestError struct{}
-
-func (iotestError) Read([]byte) (int, error) { return 0, errors.New("reset") }
 
 func TestScrapeTimeoutIsTheScrapersOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -209,6 +144,37 @@ func TestServeTellsOfABrokenListener(t *testing.T) {
 	s := newServer(t, testConfig(""))
 	if err := s.Serve(t.Context(), listener, s.Public()); err == nil {
 		t.Error("Serve on a closed listener = nil")
+	}
+}
+
+func TestOtherMethodsAreRefusedWithAllow(t *testing.T) {
+	s := newServer(t, testConfig(""))
+	for target, want := range map[string]string{
+		"/healthz/ready": "GET, HEAD", "/healthz/live": "GET, HEAD", "/readyz": "GET, HEAD", "/metrics": "GET, HEAD", "/": "GET, HEAD",
+		"/status": "GET, HEAD", "/debug/xds": "GET, HEAD", "/loglevel": "GET, HEAD, PUT",
+	} {
+		for _, method := range []string{"POST", "DELETE", "PATCH"} {
+			if code, _, header := do(t, s.Control(), method, target, ""); code != http.StatusMethodNotAllowed || header.Get("Allow") != want {
+				t.Errorf("%s %s = %d Allow %q, want 405 Allow %q", method, target, code, header.Get("Allow"), want)
+			}
+		}
+	}
+}
+
+func TestReasonsStayOnOneLine(t *testing.T) {
+	_, body, header := do(t, newServer(t, testConfig("first\nsecond\r\n[+] forged ok")).Public(), "GET", "/readyz?verbose", "")
+	if strings.Count(body, "\n") != 3 || !strings.HasPrefix(header.Get("Content-Type"), "text/plain") {
+		t.Errorf("%s %q, want three lines of plain text", header.Get("Content-Type"), body)
+	}
+}
+
+func TestDebugNames(t *testing.T) {
+	for _, name := range []string{"pprof", "", "a b", "{x}", "../x"} {
+		c := testConfig("")
+		c.Debug[name] = func() any { return nil }
+		if _, err := New(c); err == nil {
+			t.Errorf("New with debug view %q = nil, want an error", name)
+		}
 	}
 }
 
