@@ -149,6 +149,9 @@ route_config: { virtual_hosts: [{ name: a, domains: ['*'], routes: [
 			`/etc/edge/b.yaml:14: cluster sds-grpc: this name is used by the agent itself: choose another one`,
 			`/etc/edge/b.yaml:20: listener l2: extension config "none6" does not exist in /etc/edge`,
 			`/etc/edge/b.yaml:26: listener l2: route configuration "none7" does not exist in /etc/edge`}},
+		{"the agent's own names", map[string]string{"a.yaml": strings.ReplaceAll(okListener, "l1", "prometheus")}, []string{
+			"/etc/edge/a.yaml:3: listener prometheus: this name is used by the agent itself: choose another one"}},
+		{"explicitly not validated", map[string]string{"a.yaml": hcm(router + ", route_config: { validate_clusters: false, virtual_hosts: [{ name: a, domains: ['*'], routes: [{ match: { prefix: / }, route: { cluster: later } }] }] }")}, nil},
 		{"Wasm references", map[string]string{"a.yaml": hcm(`route_config: {}, http_filters: [
 { name: a, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm, config: { vm_config: { code: { remote: { http_uri: { uri: "ftp://x/y" } } } } } } },
 { name: b, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm, config: { vm_config: { code: { remote: { http_uri: { uri: "oci://Registry/A B" } } } } } } },

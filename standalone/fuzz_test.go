@@ -26,7 +26,7 @@ func FuzzLoad(f *testing.F) {
 		f.Add(data, filepath.Ext(name) == ".json")
 	}
 	f.Add([]byte(okListener), false)
-	f.Add([]byte(bomb()[:400]), false)
+	f.Add([]byte(bomb()[:160]), false)
 	f.Add([]byte(`{"static_resources": {"listeners": [{"metadata": {"filter_metadata": {"a": {"b": [1, 1.5, null, true]}}}}]}}`), true)
 	f.Fuzz(func(t *testing.T, data []byte, isJSON bool) {
 		name := "a.yaml"

@@ -1,6 +1,7 @@
 package standalone
 
 import (
+	"slices"
 	"strings"
 
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
@@ -26,7 +27,7 @@ func (s *Source) answer(typeURL string, names []string, detail *rpcstatus.Status
 	}
 	before := len(s.rejected)
 	for r := range s.rejected {
-		if r.kind == k && (r.name == "" || contains(names, r.name)) && detail == nil {
+		if r.kind == k && (r.name == "" || slices.Contains(names, r.name)) && detail == nil {
 			delete(s.rejected, r)
 		}
 	}
@@ -116,13 +117,4 @@ func clip(s string) string {
 		return strings.ToValidUTF8(s[:maxReason], "") + "…"
 	}
 	return s
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }

@@ -7,6 +7,7 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	ondemandv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/on_demand/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -22,6 +23,9 @@ import (
 
 // ownClusters are in the bootstrap that the agent makes for Envoy.
 var ownClusters = map[string]bool{"xds-grpc": true, "sds-grpc": true, "agent": true, "prometheus_stats": true}
+
+// ownListeners are there too. Envoy silently ignores a discovered listener with the name of one in its bootstrap.
+var ownListeners = map[string]bool{"readiness": true, "prometheus": true}
 
 // clusterFields are the fields that name a cluster.
 var clusterFields = map[protoreflect.FullName]protoreflect.Name{
@@ -62,6 +66,10 @@ func (c *config) references() {
 				}
 			case *hcmv3.Rds:
 				c.refer(r, m, routes, m.GetRouteConfigName(), &m.ConfigSource)
+			case *listenerv3.Listener:
+				if ownListeners[m.GetName()] {
+					c.add(r.node, r.String(), "this name is used by the agent itself: choose another one")
+				}
 			case *clusterv3.Cluster:
 				c.cluster(r, m)
 			case *tlsv3.SdsSecretConfig:

@@ -3,7 +3,6 @@ package standalone
 import (
 	"strings"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
 )
@@ -58,7 +57,7 @@ func trustedCA(tls *tlsv3.CommonTlsContext) {
 	}
 	ref := &tlsv3.SdsSecretConfig{Name: "file-root:" + file, SdsConfig: sdsSource(nil)}
 	own.TrustedCa = nil
-	if crl := own.GetCrl(); crl == nil || !ownWatch(crl) {
+	if own.GetCrl().GetFilename() == "" {
 		own.WatchedDirectory = nil
 	}
 	if proto.Size(own) == 0 {
@@ -72,5 +71,3 @@ func trustedCA(tls *tlsv3.CommonTlsContext) {
 		},
 	}
 }
-
-func ownWatch(crl *corev3.DataSource) bool { return crl.GetFilename() != "" }

@@ -2,6 +2,7 @@ package protoyaml
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -48,7 +49,7 @@ func (t *Tree) message(n *Node, m protoreflect.Message, depth int, skip ...strin
 	}
 	set := map[protoreflect.Name]string{}
 	for i, key := range n.Keys {
-		if contains(skip, key.Value) {
+		if slices.Contains(skip, key.Value) {
 			continue
 		}
 		fd := fieldByName(m.Descriptor(), key.Value)
@@ -64,15 +65,6 @@ func (t *Tree) message(n *Node, m protoreflect.Message, depth int, skip ...strin
 		}
 		t.field(n.Items[i], m, fd, depth)
 	}
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 // isUnset: a null leaves the field unset, except where null is itself a value.
@@ -235,7 +227,7 @@ func (t *Tree) typedStruct(n *Node, a *anypb.Any, depth int) bool {
 		return false
 	}
 	for _, key := range n.Keys {
-		if !contains([]string{"@type", "type_url", "typeUrl", "value"}, key.Value) {
+		if !slices.Contains([]string{"@type", "type_url", "typeUrl", "value"}, key.Value) {
 			t.fail(key, "unknown field %q in TypedStruct", key.Value)
 		}
 	}
@@ -260,7 +252,7 @@ func unknownType(url string, name protoreflect.FullName) string {
 
 // unknownField names the field, the message and the nearest field that exists.
 func unknownField(d protoreflect.MessageDescriptor, name string) string {
-	text := fmt.Sprintf("unknown field %q in %s", name, d.FullName())
+	text := fmt.Sprintf("unknown field %.100q in %s", name, d.FullName())
 	best, at := "", 3
 	for i := range d.Fields().Len() {
 		known := string(d.Fields().Get(i).Name())
