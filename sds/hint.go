@@ -35,7 +35,7 @@ func (h *hints) run(ctx context.Context) {
 		h.log.Warn("no file notifications, changes are found by polling: raise fs.inotify.max_user_instances", "err", err)
 		return
 	}
-	defer w.Close()
+	defer func() { _ = w.Close() }()
 	h.adopt(w)
 	defer h.adopt(nil) // before it is closed
 	for {

@@ -124,15 +124,14 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, handler http.
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
 	}
-	ended := make(chan error, 1) // the one result of Shutdown
+	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		err := server.Shutdown(grace)
-		if err != nil {
+		defer close(ended)
+		if server.Shutdown(grace) != nil {
 			_ = server.Close()
 		}
-		ended <- err
 	})
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		stop()
