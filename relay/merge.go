@@ -6,37 +6,55 @@ import (
 )
 
 // merge makes one request of the waiting delta requests of a type: the last word on each name, and the newest ACK. The type's first
-// request, NACKs and whatever holds more than we know stay as they are.
+// request, NACKs and whatever holds more than we know stay as they are; nothing is merged across one of those that changes names.
 func (m *mailbox) merge(t *typeState) {
-	net := newNames()
-	var from []*entry
-	var nonce string
-	for i, e := range t.waiting {
-		request, ok := mergeable(e, i == 0 && !t.requested)
-		if !ok {
-			continue
+	r := run{names: newNames()}
+	for i, e := range t.waitingCopy() {
+		if request, ok := mergeable(e, i == 0 && !t.requested); ok {
+			r.add(e, request)
+		} else if e.changes {
+			m.mergeRun(r)
+			r = run{names: newNames()}
 		}
-		for _, name := range request.GetResourceNamesUnsubscribe() {
-			net.set(name, false)
-		}
-		for _, name := range request.GetResourceNamesSubscribe() {
-			net.set(name, true)
-		}
-		if request.GetResponseNonce() != "" {
-			nonce = request.GetResponseNonce()
-		}
-		from = append(from, e)
 	}
-	merged := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: t.url, ResponseNonce: nonce}
-	merged.ResourceNamesSubscribe, merged.ResourceNamesUnsubscribe = net.split()
+	m.mergeRun(r)
+}
+
+// run is a sequence of requests that can become one.
+type run struct {
+	from  []*entry
+	names *names
+	nonce string
+}
+
+func (r *run) add(e *entry, request *discoveryv3.DeltaDiscoveryRequest) {
+	for _, name := range request.GetResourceNamesUnsubscribe() {
+		r.names.set(name, false)
+	}
+	for _, name := range request.GetResourceNamesSubscribe() {
+		r.names.set(name, true)
+	}
+	if request.GetResponseNonce() != "" {
+		r.nonce = request.GetResponseNonce()
+	}
+	r.from = append(r.from, e)
+}
+
+func (m *mailbox) mergeRun(r run) {
+	if len(r.from) < 2 {
+		return
+	}
+	t := r.from[0].t
+	merged := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: t.url, ResponseNonce: r.nonce}
+	merged.ResourceNamesSubscribe, merged.ResourceNamesUnsubscribe = r.names.split()
 	b, err := proto.Marshal(merged)
-	if err != nil || len(from) < 2 {
-		return // an error cannot be: the names came from valid messages
+	if err != nil {
+		return // cannot be: the names came from valid messages
 	}
-	for _, e := range from[1:] {
+	for _, e := range r.from[1:] {
 		m.drop(e)
 	}
-	m.replace(from[0], &entry{t: t, frame: frameOf(b), nonce: nonce, changes: len(net.order) > 0})
+	m.replace(r.from[0], &entry{t: t, frame: frameOf(b), nonce: r.nonce, changes: len(r.names.order) > 0})
 }
 
 func mergeable(e *entry, firstOfType bool) (*discoveryv3.DeltaDiscoveryRequest, bool) {

@@ -1,7 +1,5 @@
 package relay
 
-const queueBytes = 64 << 20 // of responses that wait for Envoy; one more message may be on top
-
 // delivery is one response on its way to Envoy.
 type delivery struct {
 	frame frame
@@ -9,8 +7,9 @@ type delivery struct {
 	push  bool // of the terminated type; empty until its turn
 }
 
-// queue holds the responses for Envoy, in order. It is full when its bytes exceed the bound; then no more is read from upstream.
+// queue holds the responses for Envoy, in order. It is full when its bytes reach the limit; then no more is read from upstream.
 type queue struct {
+	limit   int
 	waiting []delivery
 	bytes   int
 }
@@ -31,7 +30,7 @@ func (q *queue) fill(b []byte) {
 	q.bytes += d.size
 }
 
-func (q *queue) full() bool { return q.bytes >= queueBytes }
+func (q *queue) full() bool { return q.bytes >= q.limit }
 
 func (q *queue) pop() {
 	q.bytes -= q.waiting[0].size

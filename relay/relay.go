@@ -9,6 +9,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/maphash"
@@ -21,7 +22,10 @@ import (
 	"google.golang.org/grpc"
 )
 
-const defaultMaxMessage = 256 << 20
+const (
+	defaultMaxMessage = 256 << 20
+	defaultMaxWaiting = 64 << 20
+)
 
 // A Terminator decides what Envoy gets for each extension config. Its methods return at once. The relay calls them for one session in
 // order, from one goroutine: Open first, Close last; for several sessions at the same time.
@@ -47,6 +51,7 @@ type Config struct {
 	Upstream   grpc.ClientConnInterface // the control plane; required
 	Terminator Terminator               // for extension configs; nil: they pass like any other type
 	MaxMessage int                      // bytes of a message, both ways; default 256 MiB
+	MaxWaiting int                      // bytes of responses that wait for an Envoy which does not read, one more message on top; default 64 MiB
 	Log        *slog.Logger             // default: discarded
 }
 
@@ -73,12 +78,11 @@ func New(config Config) (*Server, error) {
 	if config.Upstream == nil {
 		return nil, errors.New("relay: no upstream connection is given")
 	}
-	if config.MaxMessage < 0 {
-		return nil, errors.New("relay: the message limit is negative")
+	if config.MaxMessage < 0 || config.MaxWaiting < 0 {
+		return nil, errors.New("relay: a limit is negative")
 	}
-	if config.MaxMessage == 0 {
-		config.MaxMessage = defaultMaxMessage
-	}
+	config.MaxMessage = cmp.Or(config.MaxMessage, defaultMaxMessage)
+	config.MaxWaiting = cmp.Or(config.MaxWaiting, defaultMaxWaiting)
 	if config.Log == nil {
 		config.Log = slog.New(slog.DiscardHandler)
 	}

@@ -45,9 +45,15 @@ func (l *logBuffer) String() string {
 
 func newRig(t *testing.T, delta, terminate bool, change ...func(*Config)) *rig {
 	t.Helper()
-	r := &rig{t: t, tr: xdstest.NewTranscript(), log: new(logBuffer)}
+	return newRigWith(t, xdstest.NewTranscript(), delta, terminate, change...)
+}
+
+// newRigWith makes one with another transcript, or with none.
+func newRigWith(t *testing.T, tr *xdstest.Transcript, delta, terminate bool, change ...func(*Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, tr: tr, log: new(logBuffer)}
 	t.Cleanup(func() {
-		if t.Failed() {
+		if t.Failed() && tr != nil {
 			t.Logf("transcript:\n%s", r.tr)
 		}
 	})

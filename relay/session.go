@@ -69,6 +69,7 @@ func (s *Server) newSession(ctx context.Context, p *protocol) *session {
 		server: s, p: p, id: id, pid: cred.PID, uid: cred.UID, since: time.Now(),
 		log:       s.config.Log.With("session", id, "pid", cred.PID),
 		types:     make(map[string]*typeState),
+		down:      queue{limit: s.config.MaxWaiting},
 		fromEnvoy: make(chan inbound), fromUpstream: make(chan inbound),
 		toEnvoy: make(chan frame), toUpstream: make(chan frame),
 		connected: make(chan struct{}), query: make(chan chan SessionStatus), done: make(chan struct{}),
