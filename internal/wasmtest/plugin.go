@@ -103,12 +103,13 @@ func buildOnce(t testing.TB, root, pkg, out string, vars []string) error {
 	if _, err := os.Stat(out); err == nil {
 		return nil
 	}
-	flags := "-s -w"
+	var flags strings.Builder
+	flags.WriteString("-s -w")
 	for _, v := range vars {
-		flags += " -X " + v
+		flags.WriteString(" -X " + v)
 	}
 	temp := out + ".new"
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags="+flags, "-o", temp, pkg)
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags="+flags.String(), "-o", temp, pkg)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0", "GOFLAGS=", "GOWASM=")
 	if text, err := cmd.CombinedOutput(); err != nil {

@@ -86,12 +86,12 @@ func compileBytes(ctx context.Context, code []byte) (answered bool, err error) {
 	}()
 	ctx = context.WithoutCancel(ctx)
 	rt := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithCoreFeatures(allFeatures).WithDebugInfoEnabled(false))
-	defer rt.Close(ctx)
-	compiled, err := rt.CompileModule(ctx, code)
+	_, err = rt.CompileModule(ctx, code)
+	closed := rt.Close(ctx) // the compiled module with it
 	if err != nil {
 		return true, fmt.Errorf("is not valid: %s", strings.Join(strings.Fields(err.Error()), " "))
 	}
-	return true, compiled.Close(ctx)
+	return true, closed
 }
 
 // budget is the memory that one compilation may take: half of what the cgroup leaves.
