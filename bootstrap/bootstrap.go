@@ -25,8 +25,8 @@ const (
 	ClusterAgent      = "agent"            // the agent's status address
 	ClusterPrometheus = "prometheus_stats" // Envoy's own admin, reached only for /stats/prometheus
 
-	ListenerReadiness  = "readiness"
-	ListenerPrometheus = "prometheus"
+	ListenerReadiness  = StatPrefix + "readiness"
+	ListenerPrometheus = StatPrefix + "prometheus"
 
 	// StatPrefix starts the statistics of the agent's own listeners, so that a drain does not wait for their requests.
 	StatPrefix = "gateway_agent_"

@@ -43,7 +43,7 @@ func ownListener(name string, address *corev3.Address, path, cluster string, tim
 	return &listenerv3.Listener{
 		Name:                  name,
 		Address:               address,
-		StatPrefix:            StatPrefix + name,
+		StatPrefix:            name,
 		FilterChains:          []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{hcm}}},
 		BypassOverloadManager: true,
 		IgnoreGlobalConnLimit: true,
@@ -53,7 +53,7 @@ func ownListener(name string, address *corev3.Address, path, cluster string, tim
 func onePath(name, path, cluster string, timeout time.Duration) *hcmv3.HttpConnectionManager {
 	hosts := []*routev3.VirtualHost{{Name: name, Domains: []string{"*"}, Routes: []*routev3.Route{route(path, cluster, timeout)}}}
 	return &hcmv3.HttpConnectionManager{
-		StatPrefix: StatPrefix + name,
+		StatPrefix: name,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{
 			RouteConfig: &routev3.RouteConfiguration{Name: name, VirtualHosts: hosts},
 		},

@@ -38,13 +38,14 @@ type controlPlane struct {
 	address   string
 	cache     cache.SnapshotCache
 	server    *grpc.Server
+	options   []grpc.ServerOption
 	version   int
 	listeners atomic.Int64 // LDS responses sent
 }
 
-func newControlPlane(t *testing.T) *controlPlane {
+func newControlPlane(t *testing.T, options ...grpc.ServerOption) *controlPlane {
 	t.Helper()
-	c := &controlPlane{t: t, address: freeAddress(t), cache: cache.NewSnapshotCache(false, oneNode{}, nil)}
+	c := &controlPlane{t: t, address: freeAddress(t), cache: cache.NewSnapshotCache(false, oneNode{}, nil), options: options}
 	c.start()
 	t.Cleanup(func() { c.server.Stop() })
 	return c
@@ -70,7 +71,7 @@ func (c *controlPlane) start() {
 			count(r.GetTypeUrl())
 		},
 	}
-	c.server = grpc.NewServer()
+	c.server = grpc.NewServer(c.options...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(c.server, server.NewServer(c.t.Context(), c.cache, callbacks))
 	go func() { _ = c.server.Serve(listener) }()
 }

@@ -98,7 +98,7 @@ func (a *agent) start(args ...string) {
 	a.t.Helper()
 	common := []string{
 		"run", "--data-dir", filepath.Join(a.dir, "data"), "--run-dir", filepath.Join(a.dir, "run"), "--envoy", envoyBinary,
-		"--status-address", a.status, "--ready-address", a.ready, "--prometheus-address", "off", "--concurrency", "2", "--log-level", "debug",
+		"--status-address", a.status, "--ready-address", a.ready, "--prometheus-address", "off", "--concurrency", "2",
 	}
 	a.launch(append([]string{agentBinary}, append(common, args...)...))
 }

@@ -153,10 +153,10 @@ func TestBrokenUpdateKeepsTheOldVersion(t *testing.T) {
 			if err := syscall.Kill(a.envoyPID(), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			a.eventually(5*time.Second, "v1 serves after Envoy was killed", serves("v1"))
+			a.eventually(15*time.Second, "v1 serves after Envoy was killed", serves("v1"))
 			a.kill()
 			a.restart()
-			a.eventually(10*time.Second, "v1 serves after the agent was killed", serves("v1"))
+			a.eventually(20*time.Second, "v1 serves after the agent was killed", serves("v1"))
 
 			reg.push("hello:v2", helloModule(t, "v2"))
 			limit := 70 * time.Second // the slow end of the retries
@@ -224,17 +224,17 @@ func TestSlowModuleDelaysNothingElse(t *testing.T) {
 			listeners := resources(listener("slow", addresses[0], slow.discovered()), listener("quick", addresses[1], quick.discovered()), cluster("origin", origin))
 			a.startConfig(map[string]string{"listeners.yaml": listeners, "plugins.yaml": resources(slow.extension(), quick.extension())}, "--xds-mode", mode)
 
-			reg.delay("/v2/slow/manifests/v1", 10*time.Second)
+			reg.delay("/v2/slow/manifests/v1", 14*time.Second)
 			slow.uri, quick.uri = reg.uri("slow:v1"), reg.uri("quick:v2")
 			a.write("plugins.yaml", resources(slow.extension(), quick.extension()))
-			a.eventually(5*time.Second, "the neighbour's update is live", func() error { return wantHeader("http://"+addresses[1]+"/", "x-hello-version", "v2") })
+			a.eventually(6*time.Second, "the neighbour's update is live", func() error { return wantHeader("http://"+addresses[1]+"/", "x-hello-version", "v2") })
 			a.write("more.yaml", resources(listener("more", addresses[2])))
 			a.eventually(2*time.Second, "a new listener is live", func() error { return wantCode("http://"+addresses[2]+"/", 200) })
 
 			slow.uri = reg.uri("slow:v2")
 			a.write("plugins.yaml", resources(slow.extension(), quick.extension()))
-			a.eventually(5*time.Second, "the newer version overtakes", func() error { return wantHeader("http://"+addresses[0]+"/", "x-hello-version", "v2") })
-			time.Sleep(10 * time.Second) // the older pull would have ended by now
+			a.eventually(8*time.Second, "the newer version overtakes", func() error { return wantHeader("http://"+addresses[0]+"/", "x-hello-version", "v2") })
+			time.Sleep(14 * time.Second) // the older pull would have ended by now
 			if err := wantHeader("http://"+addresses[0]+"/", "x-hello-version", "v2"); err != nil {
 				t.Errorf("the older version came back: %v", err)
 			}

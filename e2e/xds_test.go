@@ -1,10 +1,17 @@
 package e2e
 
 import (
+	"crypto/tls"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
 
 func TestControlPlaneRestartUnderLoad(t *testing.T) {
@@ -129,6 +136,34 @@ func TestDanglingReferenceKeepsWhatRuns(t *testing.T) {
 		return nil
 	})
 	if err := wantCode(url, 200); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestControlPlaneOverTLS(t *testing.T) {
+	t.Parallel()
+	ca, a, address := testca.New(t, "e2e"), newAgent(t), freeAddress(t)
+	pair := ca.Issue(t, testca.Leaf{Hosts: []string{"xds.test"}})
+	cert, err := tls.X509KeyPair(pair.CertPEM, pair.KeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cp := newControlPlane(t, grpc.Creds(credentials.NewServerTLSFromCert(&cert)))
+	cp.set(listener("main", address), cluster("origin", startOrigin(t)))
+	roots := filepath.Join(a.dir, "ca.pem")
+	writeFile(t, roots, ca.PEM)
+
+	a.start("--xds-address", cp.address, "--xds-ca", roots)
+	a.eventually(10*time.Second, "status says that the name does not fit", func() error {
+		if text := a.statusText(); !strings.Contains(text, "NOT READY") || !strings.Contains(text, "xds.test") {
+			return fmt.Errorf("status:\n%s", text)
+		}
+		return nil
+	})
+	a.kill()
+	a.start("--xds-address", cp.address, "--xds-ca", roots, "--xds-server-name", "xds.test")
+	a.waitReady()
+	if err := wantCode("http://"+address+"/", 200); err != nil {
 		t.Error(err)
 	}
 }

@@ -149,8 +149,31 @@ route_config: { virtual_hosts: [{ name: a, domains: ['*'], routes: [
 			`/etc/edge/b.yaml:14: cluster sds-grpc: this name is used by the agent itself: choose another one`,
 			`/etc/edge/b.yaml:20: listener l2: extension config "none6" does not exist in /etc/edge`,
 			`/etc/edge/b.yaml:26: listener l2: route configuration "none7" does not exist in /etc/edge`}},
-		{"the agent's own names", map[string]string{"a.yaml": strings.ReplaceAll(okListener, "l1", "prometheus")}, []string{
-			"/etc/edge/a.yaml:3: listener prometheus: this name is used by the agent itself: choose another one"}},
+		{"the agent's own names", map[string]string{"a.yaml": strings.ReplaceAll(okListener, "l1", "gateway_agent_prometheus")}, []string{
+			"/etc/edge/a.yaml:3: listener gateway_agent_prometheus: this name is used by the agent itself: choose another one"}},
+		{"a secret of the wrong kind", map[string]string{
+			"a.yaml": okListener,
+			"b.yaml": `resources:
+- "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret
+  name: pair
+  tls_certificate: { certificate_chain: { filename: /c }, private_key: { filename: /k } }
+- "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret
+  name: ca
+  validation_context: { trusted_ca: { filename: /ca } }
+- "@type": type.googleapis.com/envoy.config.cluster.v3.Cluster
+  name: c1
+  transport_socket:
+    name: tls
+    typed_config:
+      "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+      common_tls_context:
+        tls_certificate_sds_secret_configs:
+        - name: ca
+        validation_context_sds_secret_config:
+          name: pair
+`}, []string{
+			`/etc/edge/b.yaml:16: cluster c1: secret "ca" is no tls_certificate, which is wanted here`,
+			`/etc/edge/b.yaml:18: cluster c1: secret "pair" is no validation_context, which is wanted here: Envoy would verify no peer with it`}},
 		{"explicitly not validated", map[string]string{"a.yaml": hcm(router + ", route_config: { validate_clusters: false, virtual_hosts: [{ name: a, domains: ['*'], routes: [{ match: { prefix: / }, route: { cluster: later } }] }] }")}, nil},
 		{"Wasm references", map[string]string{"a.yaml": hcm(`route_config: {}, http_filters: [
 { name: a, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm, config: { vm_config: { code: { remote: { http_uri: { uri: "ftp://x/y" } } } } } } },

@@ -49,7 +49,10 @@ func (s *Source) answer(typeURL string, names []string, detail *rpcstatus.Status
 func (s *Source) rejectLocked(k kind, names []string, text string) []Problem {
 	var fresh []Problem
 	for name, reason := range attribute(text, names) {
-		p := Problem{Resource: string(k), Reason: "Envoy rejected it: " + reason}
+		if k != extensions { // about those the agent itself answers, and says what Envoy said
+			reason = "Envoy rejected it: " + reason
+		}
+		p := Problem{Resource: string(k), Reason: reason}
 		if e, ok := s.target[k][name]; ok {
 			p.Resource, p.File, p.Line = string(k)+" "+name, e.file, e.line
 		}

@@ -25,7 +25,7 @@ import (
 var ownClusters = map[string]bool{"xds-grpc": true, "sds-grpc": true, "agent": true, "prometheus_stats": true}
 
 // ownListeners are there too. Envoy silently ignores a discovered listener with the name of one in its bootstrap.
-var ownListeners = map[string]bool{"readiness": true, "prometheus": true}
+var ownListeners = map[string]bool{"gateway_agent_readiness": true, "gateway_agent_prometheus": true}
 
 // clusterFields are the fields that name a cluster.
 var clusterFields = map[protoreflect.FullName]protoreflect.Name{
@@ -74,6 +74,8 @@ func (c *config) references() {
 				c.cluster(r, m)
 			case *tlsv3.SdsSecretConfig:
 				c.secret(r, m)
+			case *tlsv3.CommonTlsContext:
+				c.secretKinds(r, m)
 			}
 			c.discovered(r, m)
 			if !onDemand {
@@ -211,6 +213,33 @@ func (c *config) secret(r *resource, m *tlsv3.SdsSecretConfig) {
 	}
 	if !c.elsewhere(m.GetSdsConfig()) {
 		c.add(c.lineOf(m, r), r.String(), "secret %q does not exist in %s", m.GetName(), c.dir)
+	}
+}
+
+// secretKinds refuses a secret of one kind where Envoy wants the other. Envoy takes a certificate under the name of a validation
+// context for an empty one and then verifies no client at all (sds tests measure it).
+func (c *config) secretKinds(r *resource, m *tlsv3.CommonTlsContext) {
+	for _, s := range m.GetTlsCertificateSdsSecretConfigs() {
+		c.secretKind(r, s, true)
+	}
+	c.secretKind(r, m.GetValidationContextSdsSecretConfig(), false)
+	c.secretKind(r, m.GetCombinedValidationContext().GetValidationContextSdsSecretConfig(), false)
+}
+
+func (c *config) secretKind(r *resource, m *tlsv3.SdsSecretConfig, wantCertificate bool) {
+	certificate, known := strings.HasPrefix(m.GetName(), "file-cert:"), agentSecret(m.GetName())
+	if own := c.byName[secrets][m.GetName()]; own != nil {
+		secret, _ := own.msg.(*tlsv3.Secret)
+		certificate, known = secret.GetTlsCertificate() != nil, true
+	} else if m.GetName() == "default" {
+		certificate = true
+	}
+	switch {
+	case !known || certificate == wantCertificate:
+	case wantCertificate:
+		c.add(c.lineOf(m, r), r.String(), "secret %q is no tls_certificate, which is wanted here", m.GetName())
+	default:
+		c.add(c.lineOf(m, r), r.String(), "secret %q is no validation_context, which is wanted here: Envoy would verify no peer with it", m.GetName())
 	}
 }
 

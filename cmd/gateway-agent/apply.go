@@ -4,15 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
 	"github.com/spf13/pflag"
+
+	"github.com/gateway-agent/gateway-agent/standalone/protoyaml"
 )
 
-const envPrefix = "GATEWAY_AGENT_"
+const (
+	envPrefix       = "GATEWAY_AGENT_"
+	maxConfigValues = 10_000 // of a config file
+)
 
 // environment is the process's environment, read once in main.
 type environment map[string]string
@@ -53,34 +55,26 @@ func applyFile(flags *pflag.FlagSet, path string) error {
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
-	file, err := parser.ParseBytes(data, 0)
-	if err != nil {
-		return fmt.Errorf("--config %s: %w", path, err)
-	}
+	docs, errs := protoyaml.Parse(path, data, &protoyaml.Budget{Nodes: maxConfigValues})
 	var problems []error
-	for _, doc := range file.Docs {
-		for _, entry := range entries(doc.Body) {
-			line := entry.Key.GetToken().Position.Line
-			if err := applyEntry(flags, entry); err != nil {
-				problems = append(problems, fmt.Errorf("%s:%d: %w", path, line, err))
+	for _, err := range errs {
+		problems = append(problems, err)
+	}
+	for _, doc := range docs {
+		if doc.Kind != protoyaml.Map {
+			problems = append(problems, doc.Errorf("want keys and values, found %s", doc.Kind))
+			continue
+		}
+		for i, key := range doc.Keys {
+			if err := applyEntry(flags, key.Value, doc.Items[i]); err != nil {
+				problems = append(problems, key.Errorf("%v", err))
 			}
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func entries(body ast.Node) []*ast.MappingValueNode {
-	switch node := body.(type) {
-	case *ast.MappingNode:
-		return node.Values
-	case *ast.MappingValueNode:
-		return []*ast.MappingValueNode{node}
-	}
-	return nil
-}
-
-func applyEntry(flags *pflag.FlagSet, entry *ast.MappingValueNode) error {
-	name := entry.Key.GetToken().Value
+func applyEntry(flags *pflag.FlagSet, name string, value *protoyaml.Node) error {
 	flag := flags.Lookup(name)
 	if flag == nil || name == "config" || name == "help" {
 		return fmt.Errorf("unknown key %q: the keys are the long flags of this command", name)
@@ -88,7 +82,7 @@ func applyEntry(flags *pflag.FlagSet, entry *ast.MappingValueNode) error {
 	if flag.Changed {
 		return nil
 	}
-	values, err := scalars(entry.Value)
+	values, err := scalars(value)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -104,20 +98,19 @@ func applyEntry(flags *pflag.FlagSet, entry *ast.MappingValueNode) error {
 	return nil
 }
 
-func scalars(node ast.Node) ([]string, error) {
-	if list, ok := node.(*ast.SequenceNode); ok {
+func scalars(node *protoyaml.Node) ([]string, error) {
+	switch node.Kind {
+	case protoyaml.Scalar:
+		return []string{node.Value}, nil
+	case protoyaml.List:
 		var all []string
-		for _, item := range list.Values {
-			one, err := scalars(item)
-			if err != nil {
-				return nil, err
+		for _, item := range node.Items {
+			if item.Kind != protoyaml.Scalar {
+				return nil, errors.New("want a list of values")
 			}
-			all = slices.Concat(all, one)
+			all = append(all, item.Value)
 		}
 		return all, nil
 	}
-	if _, ok := node.(ast.ScalarNode); !ok {
-		return nil, errors.New("want a value or a list of values")
-	}
-	return []string{node.GetToken().Value}, nil
+	return nil, errors.New("want a value or a list of values")
 }

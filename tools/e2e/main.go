@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 )
 
 // event is one line of `go test -json`.
@@ -76,8 +75,10 @@ func (t *tally) end(e event) {
 		}
 		return
 	}
-	if parent, _, ok := cutLast(e.Test); ok {
-		t.parents[parent] = true
+	for i, c := range e.Test {
+		if c == '/' {
+			t.parents[e.Test[:i]] = true
+		}
 	}
 	if e.Action != "pass" {
 		t.print(e.Test)
@@ -102,12 +103,4 @@ func (t *tally) print(test string) {
 		fmt.Print(line)
 	}
 	delete(t.output, test)
-}
-
-func cutLast(name string) (before, after string, ok bool) {
-	i := strings.LastIndexByte(name, '/')
-	if i < 0 {
-		return name, "", false
-	}
-	return name[:i], name[i+1:], true
 }
