@@ -190,6 +190,16 @@ func TestEnvironmentIsDroppedWhenEmpty(t *testing.T) {
 	}
 }
 
+func TestUnknownFieldKeepsEnvironment(t *testing.T) {
+	w := rich()
+	w.Config.GetVmConfig().EnvironmentVariables.HostEnvKeys = nil
+	w.Config.GetVmConfig().EnvironmentVariables.KeyValues = map[string]string{versionKey: "1"}
+	b := must(parse(envelope("p", "", must(anypb.New(w)))))
+	if env := configOf(t, must(b.build("/m", 0))).GetVmConfig().GetEnvironmentVariables(); len(env.ProtoReflect().GetUnknown()) == 0 {
+		t.Error("an unknown field was lost with the environment")
+	}
+}
+
 func configOf(t *testing.T, body *anypb.Any) *wasmv3.PluginConfig {
 	t.Helper()
 	ext := &corev3.TypedExtensionConfig{}

@@ -77,7 +77,6 @@ type subscription struct {
 	acked    *form     // last one Envoy took
 	inflight []*form   // pushed and not answered, oldest first
 	rejects  []reject  // newest last
-	retried  bool      // what worked and was rejected has had its one repair attempt
 	noPolicy string    // why no policy filter can stand in
 }
 
@@ -234,9 +233,9 @@ func (m *machine) reject(now time.Time, e *entry, s *session, sub *subscription,
 		return
 	}
 	e.rejected = &rejection{f.hash, text, now, s.build}
-	if e.good != nil && e.good.hash == f.hash && !sub.retried && e.wanted.ref != nil && e.pull == 0 {
-		// It worked before, so the file is the likely cause: have the store look at it once more.
-		sub.retried = true
+	if e.good.same(f) && e.wanted.ref != nil && e.pull == 0 {
+		// It worked before, so the file is the likely cause: have the store look at it once more. What comes of it is
+		// another spelling, and no longer one that worked, so this does not go round.
 		e.retryAt = now.Add(m.slow())
 	}
 }

@@ -258,6 +258,7 @@ func TestRestartServesSameAtOnce(t *testing.T) {
 	r.offer(1, 1, v1)
 	first := r.want(1, "oci://r/v1 c1") // the registry is not waited for
 	r.answer(1, "p", nil)
+	r.wantState("p", StateLive)
 	r.wantSettled(1, 1)
 	r.pulled(r.lastPull(), nil)
 	r.wantNone(1)
@@ -663,6 +664,100 @@ func TestOneStreamRejectsWhatAnotherRuns(t *testing.T) {
 	r.answer(2, "p", errEnvoy)
 	r.want(2, "oci://r/v1 c1") // what it ran, although the node's last good one is v2
 	r.wantNone(1)
+	r.offer(1, 3, v2)
+	r.wantSettled(1, 3) // it runs there
+	r.offer(2, 1, v2)
+	r.wantSettled(2, 1, "Envoy refused it")
+}
+
+func TestLaterAcceptanceCounts(t *testing.T) {
+	r := newRig(t)
+	r.open(1, "p")
+	r.open(2, "p")
+	r.offer(1, 1, v1)
+	r.pulled(r.lastPull(), nil)
+	r.answer(1, "p", errEnvoy)
+	r.wantState("p", StateRejected)
+	r.answer(2, "p", nil)
+	r.close(1)
+	r.open(3, "p")
+	r.want(3, "oci://r/v1 c1")
+	r.wantState("p", StateLive)
+}
+
+func TestLateAcceptanceIsNoStepBack(t *testing.T) {
+	r := newRig(t)
+	r.open(1, "p")
+	r.open(2, "p")
+	r.live(1, 1, v1)
+	r.live(1, 2, v2)
+	r.m.answer(r.now, 2, "p", r.pushes(2)[0].GetVersion(), nil) // v1, late
+	r.drain()
+	r.offer(1, 3, v3)
+	r.open(3, "p")
+	r.want(3, "oci://r/v2 c2")
+}
+
+func TestBothRejected(t *testing.T) {
+	r := newRig(t)
+	r.open(1, "p")
+	r.live(1, 1, v1)
+	r.offer(1, 2, v2)
+	r.pulled(r.lastPull(), nil)
+	r.pushes(1)
+	r.answer(1, "p", errEnvoy)
+	r.want(1, "oci://r/v1 c1")
+	r.answer(1, "p", errors.New("Invalid path"))
+	r.want(1, "http rbac deny")
+	r.answer(1, "p", nil)
+	r.wantState("p", StateRejected, errEnvoy.Error()) // the reason is that of what is wanted
+	r.advance(time.Hour)
+	r.wantNone(1)
+}
+
+func TestPinsCoverWhatEnvoyHolds(t *testing.T) {
+	r := newRig(t)
+	r.open(1, "p")
+	r.offer(1, 1, v1)
+	r.pulled(r.lastPull(), nil)
+	r.answer(1, "p", errEnvoy)
+	r.answer(1, "p", errEnvoy) // the policy filter: v1 is what Envoy reads when a listener changes
+	r.offer(1, 2, v2)
+	r.pulled(r.lastPull(), nil)
+	want := []string{module("oci://r/v2").Digest}
+	if diff := cmp.Diff(want, r.m.pins()); diff != "" {
+		t.Errorf("pins:\n%s", diff)
+	}
+	r.offer(1, 3, v3) // v2 is with Envoy, v3 on its way
+	if diff := cmp.Diff(want, r.m.pins()); diff != "" {
+		t.Errorf("pins:\n%s", diff)
+	}
+	r.answer(1, "p", errEnvoy) // nothing takes its place, so Envoy may still read it
+	if diff := cmp.Diff(want, r.m.pins()); diff != "" {
+		t.Errorf("pins:\n%s", diff)
+	}
+}
+
+func TestSaltOutlivesRestart(t *testing.T) {
+	before := newRig(t)
+	before.open(1, "p")
+	before.offer(1, 1, v1)
+	before.pulled(before.lastPull(), nil)
+	before.answer(1, "p", errEnvoy)
+	before.answer(1, "p", nil)
+	changed := v1
+	changed.env = map[string]string{versionKey: "2"}
+	before.live(1, 2, changed)
+	data, _, _ := before.m.snapshot()
+	r := newRig(t)
+	if err := r.m.restore(r.now, data); err != nil {
+		t.Fatal(err)
+	}
+	r.open(1, "p")
+	r.offer(1, 1, changed)
+	r.want(1, "oci://r/v1 c1 salted")
+	r.pulled(r.lastPull(), nil)
+	r.wantNone(1)
 }
 
 func TestLateAnswerForOldVersion(t *testing.T) {
@@ -683,6 +778,9 @@ func TestLateAnswerForOldVersion(t *testing.T) {
 	r.wantSettled(1, 2)
 	r.m.answer(r.now, 1, "p", old.GetVersion(), errEnvoy) // twice, out of order: nothing
 	r.drain()
+	if r.m.rejects != 0 {
+		t.Error("an answer counts twice")
+	}
 	r.wantState("p", StateLive)
 }
 
@@ -744,6 +842,9 @@ func TestRemovedUpstream(t *testing.T) {
 	if data, _, _ := r.m.snapshot(); strings.Contains(string(data), "oci://") {
 		t.Errorf("saved: %s", data)
 	}
+	r.subscribe(2, "p") // Envoy asks once more: now it waits, and not for ever
+	r.advance(10 * time.Second)
+	r.want(2, "http rbac deny")
 	r.offer(1, 3, v2)
 	r.advance(10*time.Second - 1)
 	r.wantNone(1)
