@@ -3,9 +3,13 @@ package fetch
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
+	"syscall"
 	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/oci"
 )
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -36,3 +40,9 @@ func (d *drip) Close() error { return nil }
 func copyAll(r io.Reader) (int64, error) { return io.Copy(io.Discard, r) }
 
 func marshal(v any) ([]byte, error) { return json.Marshal(v) }
+
+// isENOSPC reports a full disk that is not called a permanent fault.
+func isENOSPC(err error) bool {
+	_, classified := errors.AsType[*oci.Error](err)
+	return errors.Is(err, syscall.ENOSPC) && !classified
+}

@@ -1,0 +1,287 @@
+package oci
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
+	"github.com/gateway-agent/gateway-agent/internal/registrytest"
+)
+
+func repository(t *testing.T, s string) name.Repository {
+	t.Helper()
+	repo, err := name.NewRepository(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return repo
+}
+
+func wantKind(t *testing.T, err error, kind Kind, texts ...string) {
+	t.Helper()
+	e, ok := errors.AsType[*Error](err)
+	if !ok || e.Kind != kind {
+		t.Errorf("error = %v, want one of kind %s", err, kind)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("error = %v, want it to say %q", err, text)
+		}
+	}
+}
+
+// basic is a pull secret for one host.
+func basic(key, user, password string) []byte {
+	return fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, key, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+}
+
+var nobody = authn.NewMultiKeychain()
+
+func TestPasswords(t *testing.T) {
+	r := registrytest.New(t, registrytest.WithAccount())
+	digest := r.Push(t, "team/private", "v1", registrytest.WasmToOCI([]byte("module")))
+	repo := repository(t, r.Addr+"/team/private")
+	old := fmt.Sprintf(`{%q:{"username":%q,"password":%q}}`, r.Addr, registrytest.User, registrytest.Password)
+	helper := fmt.Sprintf(`{"auths":{},"credHelpers":{%q:"evil"},"credsStore":"evil"}`, r.Addr)
+	tests := []struct {
+		name   string
+		secret []byte
+		kind   Kind
+		text   string
+	}{
+		{"right", basic(r.Addr, registrytest.User, registrytest.Password), "", ""},
+		{"as a URL", basic("http://"+r.Addr+"/v2/", registrytest.User, registrytest.Password), "", ""},
+		{"for a path", basic(r.Addr+"/team", registrytest.User, registrytest.Password), "", ""},
+		{"old format", []byte(old), "", ""},
+		{"none", nil, Unauthorized, "no credentials for this registry"},
+		{"other host", basic("other.test", registrytest.User, registrytest.Password), Unauthorized, "no credentials for this registry"},
+		{"other path", basic(r.Addr+"/te", registrytest.User, registrytest.Password), Unauthorized, "no credentials"},
+		{"wrong", basic(r.Addr, registrytest.User, "x"), Unauthorized, "the registry refused the credentials"},
+		{"garbage", []byte("{"), Broken, "the pull secret cannot be parsed"},
+		{"programs are not run", []byte(helper), Unauthorized, "no credentials"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := read(t, New(Config{Keychain: nobody}), repo, tt.secret)
+			if tt.kind != "" {
+				wantKind(t, err, tt.kind, tt.text)
+				return
+			}
+			if err != nil || got.Digest.String() != digest {
+				t.Errorf("Manifest = %v, %v, want %s", got.Digest, err, digest)
+			}
+		})
+	}
+}
+
+func read(t *testing.T, c *Client, repo name.Repository, secret []byte) (Manifest, error) {
+	t.Helper()
+	r, err := c.Open(t.Context(), repo, secret)
+	if err != nil {
+		return Manifest{}, err
+	}
+	return r.Manifest(t.Context(), "v1")
+}
+
+// tokens is a token server that gives a token for the right password only.
+func tokens(t *testing.T, saw *[]string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, _ := r.BasicAuth()
+		*saw = append(*saw, user+" "+r.URL.Query().Get("scope"))
+		if user != registrytest.User || password != registrytest.Password {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"token": "issued", "expires_in": 60})
+	}))
+	t.Cleanup(s.Close)
+	// The library refuses a realm on another private address, but not by name.
+	return strings.Replace(s.URL, "127.0.0.1", "localhost", 1) + "/token"
+}
+
+func TestTokens(t *testing.T) {
+	var saw []string
+	r := registrytest.New(t, registrytest.WithTokenRealm(tokens(t, &saw)))
+	digest := r.Push(t, "tok", "v1", registrytest.WasmToOCI([]byte("module")))
+	p := registrytest.NewProxy(t, r.Addr)
+	repo := repository(t, p.Addr+"/tok")
+	c := New(Config{Keychain: nobody})
+	got, err := read(t, c, repo, basic(p.Addr, registrytest.User, registrytest.Password))
+	if err != nil || got.Digest.String() != digest {
+		t.Fatalf("Manifest = %v, %v, want %s", got.Digest, err, digest)
+	}
+	if len(saw) != 1 || saw[0] != registrytest.User+" repository:tok:pull" {
+		t.Errorf("the token server saw %q, want one request for this repository", saw)
+	}
+	for _, r := range p.Requests("/v2/") {
+		if strings.HasPrefix(r.Authorization, "Basic") {
+			t.Errorf("the password was sent to the registry: %+v", r)
+		}
+	}
+	_, err = read(t, c, repo, basic(p.Addr, registrytest.User, "wrong"))
+	wantKind(t, err, Unauthorized, "the registry refused the credentials")
+	_, err = read(t, c, repo, nil)
+	wantKind(t, err, Unauthorized, "no credentials")
+}
+
+func TestHostileRealms(t *testing.T) {
+	for realm, text := range map[string]string{
+		"http://169.254.169.254/token":  "token server that may not be asked",
+		"http://registry.example.test/": "plain HTTP to registry.example.test",
+		"file:///etc/passwd":            "token server that may not be asked",
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+realm+`",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}))
+		_, err := read(t, New(Config{Keychain: nobody}), repository(t, s.Listener.Addr().String()+"/x"), basic(s.Listener.Addr().String(), "u", "p4ss"))
+		if err == nil || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "p4ss") {
+			t.Errorf("realm %s = %v, want an error that says %q", realm, err, text)
+		}
+		s.Close()
+	}
+}
+
+func TestBlobRedirectCarriesNoToken(t *testing.T) {
+	r := registrytest.New(t, registrytest.WithAccount())
+	module := []byte("module")
+	r.Push(t, "redir", "v1", registrytest.WasmToOCI(module))
+	var saw string
+	storage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		saw = r.Header.Get("Authorization")
+		_, _ = w.Write(module)
+	}))
+	defer storage.Close()
+	p := registrytest.NewProxy(t, r.Addr)
+	p.Fail("/blobs/", registrytest.Fault{Status: http.StatusTemporaryRedirect, Header: http.Header{
+		"Location": {strings.Replace(storage.URL, "127.0.0.1", "localhost", 1) + "/x?X-Signature=secret"},
+	}})
+	if body, err := blob(t, p.Addr, module); err != nil || body != string(module) || saw != "" {
+		t.Errorf("Blob = %q, %v; storage saw Authorization %q, want the module and none", body, err, saw)
+	}
+	p.Fail("/blobs/", registrytest.Fault{Status: http.StatusFound, Header: http.Header{"Location": {"https://169.254.169.254/latest"}}})
+	_, err := blob(t, p.Addr, module)
+	wantKind(t, err, Broken, "169.254.169.254, a link-local address")
+}
+
+func blob(t *testing.T, addr string, module []byte) (string, error) {
+	t.Helper()
+	c := New(Config{Keychain: nobody})
+	repo, err := c.Open(t.Context(), repository(t, addr+"/redir"), basic(addr, registrytest.User, registrytest.Password))
+	if err != nil {
+		return "", err
+	}
+	rc, err := repo.Blob(t.Context(), descriptorOf(module))
+	if err != nil {
+		return "", err
+	}
+	defer rc.Close()
+	body, err := readAll(rc, 1<<20)
+	return string(body), err
+}
+
+func TestTLSRegistry(t *testing.T) {
+	cert, key, roots := selfSigned(t)
+	r := registrytest.New(t, registrytest.WithTLS(cert, key))
+	digest := r.Push(t, "tls", "v1", registrytest.WasmToOCI([]byte("module")))
+	repo := repository(t, r.Addr+"/tls")
+	got, err := read(t, New(Config{HTTP: roots, Keychain: nobody}), repo, nil)
+	if err != nil || got.Digest.String() != digest {
+		t.Errorf("with the CA: %v, %v, want %s", got.Digest, err, digest)
+	}
+	_, err = read(t, New(Config{Keychain: nobody}), repo, nil)
+	wantKind(t, err, Broken, "unknown CA: add that CA")
+}
+
+// A registry that is not on loopback is never asked in plain HTTP, whatever it answers, and sees no credentials.
+func TestNoPlainHTTPToOthers(t *testing.T) {
+	listener, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var requests atomic.Int64
+	s := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) })}
+	go func() { _ = s.Serve(listener) }()
+	defer s.Close()
+	host := listener.Addr().String()
+	_, err = read(t, New(Config{Keychain: nobody}), repository(t, host+"/x"), basic(host, "u", "p"))
+	wantKind(t, err, Broken, "the server speaks plain HTTP; only loopback registries may")
+	if n := requests.Load(); n != 0 {
+		t.Errorf("the registry saw %d plain requests, want none", n)
+	}
+}
+
+// ownAddress returns an address of this machine that is not loopback.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && ip.IP.IsGlobalUnicast() {
+			return ip.IP.String()
+		}
+	}
+	t.Skip("this machine has no address but loopback")
+	return ""
+}
+
+func TestMatch(t *testing.T) {
+	auth := func(user string) authn.AuthConfig { return authn.AuthConfig{Username: user} }
+	auths := map[string]authn.AuthConfig{
+		"registry.test": auth("host"), "registry.test/team": auth("team"), "https://registry.test/team/app/": auth("app"),
+		"*.azure.test": auth("glob"), "https://index.docker.io/v1/": auth("hub"), "exact.azure.test": auth("exact"), "[": auth("bad pattern"),
+	}
+	for repo, want := range map[string]string{
+		"registry.test/x": "host", "registry.test/team": "team", "registry.test/team/x": "team", "registry.test/teams": "host", "registry.test/team/app/x": "app",
+		"a.azure.test/x": "glob", "exact.azure.test/x": "exact", "a.b.azure.test/x": "", "azure.test/x": "", "nginx": "hub", "docker.io/a/b": "hub",
+		"registry.test:5000/x": "", "evil-registry.test/x": "",
+	} {
+		got, ok := match(auths, repository(t, repo))
+		if got.Username != want || ok != (want != "") {
+			t.Errorf("match(%s) = %q, %v, want %q", repo, got.Username, ok, want)
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// The library asks private addresses over https and, refused by us, over plain HTTP: only the first failure counts.
+func TestPrivateRegistryDownIsTemporary(t *testing.T) {
+	for text, secure := range map[string]error{
+		"connection refused":                          &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
+		"speaks plain HTTP; only loopback registries": http.ErrSchemeMismatch,
+	} {
+		rt := roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.URL.Scheme == "https" {
+				return nil, secure
+			}
+			return nil, &safehttp.RefusedError{What: "plain HTTP"}
+		})
+		registry := repository(t, "10.0.0.1:5000/x").Registry
+		_, err := transport.Ping(t.Context(), registry, rt)
+		kind := Temporary
+		if secure == http.ErrSchemeMismatch { //nolint:errorlint // the very value
+			kind = Broken
+		}
+		wantKind(t, wrap("op", false, handshake(registry, err)), kind, text)
+	}
+}
