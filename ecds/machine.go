@@ -185,6 +185,9 @@ func (m *machine) answer(now time.Time, id uint64, name, version string, err err
 	}
 	if err == nil {
 		sub.acked = f
+		if e.rejected != nil && e.rejected.hash == f.hash {
+			e.rejected = nil
+		}
 		m.accept(e, f)
 	} else {
 		m.reject(now, e, s, sub, f, err)
@@ -209,9 +212,6 @@ func (sub *subscription) answered(version string) *form {
 func (m *machine) accept(e *entry, f *form) {
 	if f.policy {
 		return
-	}
-	if e.rejected != nil && e.rejected.hash == f.hash {
-		e.rejected = nil
 	}
 	if e.good != nil && e.good.seq > f.seq {
 		return

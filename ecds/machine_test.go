@@ -664,6 +664,7 @@ func TestOneStreamRejectsWhatAnotherRuns(t *testing.T) {
 	r.answer(2, "p", errEnvoy)
 	r.want(2, "oci://r/v1 c1") // what it ran, although the node's last good one is v2
 	r.wantNone(1)
+	r.wantState("p", StateRejected, errEnvoy.Error())
 	r.offer(1, 3, v2)
 	r.wantSettled(1, 3) // it runs there
 	r.offer(2, 1, v2)
