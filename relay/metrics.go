@@ -27,11 +27,6 @@ func newMetrics() *metrics {
 	}
 }
 
-func (m *metrics) response(short string, now time.Time) {
-	m.responses.WithLabelValues(short).Inc()
-	m.last.Store(&now)
-}
-
 func (m *metrics) reject(short string) { m.rejects.WithLabelValues(short).Inc() }
 
 func (m *metrics) lastResponse() time.Time {

@@ -59,6 +59,16 @@ func (s *session) progress(t *typeState, change func(*progress)) {
 	}
 }
 
+// fresh forgets the progress of an Envoy whose process id our PID namespace hides: it says that it has accepted nothing, so it is a new
+// process, unless another one shares the record.
+func (s *Server) fresh(ss *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ss.proc.sessions == 1 {
+		ss.proc.cds, ss.proc.lds = progress{}, progress{}
+	}
+}
+
 // Ready tells whether the Envoy process pid has accepted clusters and listeners once, else why not. pid 0: whichever connected last.
 func (s *Server) Ready(pid int) (bool, string) {
 	s.mu.Lock()

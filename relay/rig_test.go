@@ -123,7 +123,8 @@ func (r *rig) open() *xdstest.Stream {
 
 // engine is a Terminator that writes down what it hears and lets the test speak for it.
 type engine struct {
-	tr *xdstest.Transcript
+	tr      *xdstest.Transcript
+	onOffer func(offer uint64, resources []*discoveryv3.Resource) // speaks for it; nil: the test does
 
 	mu       sync.Mutex
 	session  uint64
@@ -155,8 +156,11 @@ func (e *engine) Offer(_, offer uint64, resources []*discoveryv3.Resource, remov
 	}
 	e.tr.Notef("engine", "hears offer %d:%s removed=%v", offer, b.String(), removed)
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.offer = offer
+	e.mu.Unlock()
+	if e.onOffer != nil {
+		e.onOffer(offer, resources)
+	}
 }
 
 func (e *engine) Answer(_ uint64, name, version string, err error) {

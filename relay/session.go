@@ -76,7 +76,7 @@ func (s *Server) newSession(ctx context.Context, p *protocol) *session {
 		calls: calls{wake: make(chan struct{}, 1)}, // one token is enough: it says that there is something
 	}
 	if s.config.Terminator != nil {
-		ss.term = newTerminated(ss.typeFor(typeECDS), p)
+		ss.term = newTerminated(ss.typeFor([]byte(typeECDS)), p)
 	}
 	return ss
 }
@@ -245,10 +245,14 @@ func (s *session) request(ctx context.Context, in inbound) error {
 			return err
 		}
 	}
-	t := s.typeFor(string(in.header.typeURL))
+	t := s.typeFor(in.header.typeURL)
 	if t == nil {
 		return status.Errorf(codes.InvalidArgument, "more than %d types on one stream", maxTypes)
 	}
+	if s.pid == 0 && t.url == typeCDS && !t.asked && len(in.header.version) == 0 && in.header.initial == 0 {
+		s.server.fresh(s)
+	}
+	t.asked = true
 	s.countNames(t, &in.header)
 	if s.term != nil && t == s.term.t {
 		defer in.frame.data.Free()
@@ -276,10 +280,12 @@ func (s *session) open(ctx context.Context, node []byte) error {
 }
 
 // typeFor is the state of a type, nil when there are too many.
-func (s *session) typeFor(url string) *typeState {
-	t := s.types[url]
+func (s *session) typeFor(bytes []byte) *typeState {
+	t := s.types[string(bytes)]
 	if t == nil && len(s.types) < maxTypes {
+		url := string(bytes)
 		t = &typeState{url: url, short: shortName(url)}
+		t.responses = s.server.metrics.responses.WithLabelValues(t.short)
 		t.status.Type, t.status.TypeURL = t.short, url
 		s.types[url] = t
 		s.list = append(s.list, t)
@@ -346,13 +352,14 @@ func (s *session) response(ctx context.Context, in inbound) error {
 	if in.err != nil {
 		return s.upstreamEnded(ctx, in)
 	}
-	t := s.typeFor(string(in.header.typeURL))
+	t := s.typeFor(in.header.typeURL)
 	if t == nil {
 		in = inbound{bad: true, err: fmt.Errorf("more than %d types on one stream", maxTypes)}
 		return s.upstreamEnded(ctx, in)
 	}
 	now := time.Now()
-	s.server.metrics.response(t.short, now)
+	s.server.metrics.last.Store(&now)
+	t.responses.Inc()
 	t.received(string(in.header.version), now)
 	s.progress(t, func(p *progress) { p.answered = true })
 	if in.reply != nil {
@@ -422,8 +429,7 @@ func (s *session) nextUp() (frame, chan<- frame) {
 
 // nextDown is the next response to send and the channel to offer it on, nil when there is none.
 func (s *session) nextDown() (frame, chan<- frame) {
-	for len(s.down.waiting) > 0 {
-		d := &s.down.waiting[0]
+	for d := s.down.head(); d != nil; d = s.down.head() {
 		if d.push && len(d.frame.data) == 0 && !s.composePush() {
 			s.down.pop()
 			continue

@@ -3,6 +3,8 @@ package relay
 import (
 	"slices"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 const (
@@ -17,13 +19,15 @@ type typeState struct {
 	waiting    []*entry // in the mailbox, in order
 	held       []*entry // NACKs held back
 	merged     int      // waiting after the last merge
+	asked      bool     // Envoy has asked
 	requested  bool     // a request has gone upstream
 	askedNames uint64   // of the newest request that was not held
 
 	throttle    throttle
 	outstanding []response // handed to Envoy (terminated types: received) and not answered, oldest first
 
-	status TypeStatus
+	status    TypeStatus
+	responses prometheus.Counter
 }
 
 // response is what must be remembered of one until it is answered.

@@ -33,7 +33,7 @@ type header struct {
 	unnames   int    // delta: unsubscribed
 	initial   int    // delta: initial_resource_versions
 	nameSum   uint64 // of the names, independent of their order
-	hash      uint64 // responses: of everything but the nonce
+	hash      uint64 // responses: of everything but the nonce, independent of the order of resources, which some servers draw anew each time
 	seed      maphash.Seed
 }
 
@@ -182,9 +182,10 @@ func parse(f frame, num *fields, seed maphash.Seed) (header, error) {
 		if err := h.field(&s, num); err != nil {
 			return header{}, fmt.Errorf("malformed %s: %w", num.message, err)
 		}
-	}
-	if s.hash != nil {
-		h.hash = s.hash.Sum64()
+		if s.hash != nil {
+			h.hash += s.hash.Sum64()
+			s.hash.Reset()
+		}
 	}
 	return h, nil
 }

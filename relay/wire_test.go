@@ -77,6 +77,29 @@ func TestHashLeavesTheNonceOut(t *testing.T) {
 	}
 }
 
+// A go-control-plane snapshot cache sends the resources of the same snapshot in another order each time.
+func TestHashIgnoresTheOrderOfResources(t *testing.T) {
+	seed := maphash.MakeSeed()
+	sum := func(values ...string) uint64 {
+		m := &discoveryv3.DiscoveryResponse{TypeUrl: typeLDS, VersionInfo: "1"}
+		for _, v := range values {
+			m.Resources = append(m.Resources, &anypb.Any{TypeUrl: typeLDS, Value: []byte(v)})
+		}
+		raw, _ := proto.Marshal(m)
+		h, err := parse(scattered(raw, 5), &sotwProtocol().response, seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h.hash
+	}
+	if sum("one", "two") != sum("two", "one") {
+		t.Error("the same resources in another order have another hash")
+	}
+	if sum("one", "two") == sum("one", "three") || sum("one") == sum("one", "one") {
+		t.Error("other resources have the same hash")
+	}
+}
+
 func TestNameSumIgnoresOrder(t *testing.T) {
 	seed := maphash.MakeSeed()
 	sum := func(names ...string) uint64 {

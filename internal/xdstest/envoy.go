@@ -68,6 +68,9 @@ func (e *Envoy) Open() {
 	e.t.Cleanup(cancel)
 }
 
+// Restarted is a new process in its place, which knows nothing.
+func (e *Envoy) Restarted() *Envoy { return NewEnvoy(e.t, e.tr, e.conn, e.Delta) }
+
 // Close resets the stream, as an Envoy that exits does.
 func (e *Envoy) Close() {
 	e.tr.Notef("envoy", "resets the stream")
@@ -101,7 +104,20 @@ func (e *Envoy) Again(typeURL string) {
 // Recv waits for the next response.
 func (e *Envoy) Recv() Response {
 	e.t.Helper()
-	raw, err := take(e.in, patience)
+	r, ok := e.RecvWithin(patience)
+	if !ok {
+		e.t.Fatal("envoy: no response came")
+	}
+	return r
+}
+
+// RecvWithin waits for the next response for d at most; false: none came.
+func (e *Envoy) RecvWithin(d time.Duration) (Response, bool) {
+	e.t.Helper()
+	raw, err := take(e.in, d)
+	if err == errIdle {
+		return Response{}, false
+	}
 	if err != nil {
 		e.t.Fatalf("envoy: receive a response: %v", err)
 	}
@@ -110,7 +126,7 @@ func (e *Envoy) Recv() Response {
 		e.t.Fatalf("envoy: a response cannot be read: %v", err)
 	}
 	e.tr.Notef("envoy", "gets  %v", r)
-	return r
+	return r, true
 }
 
 // Quiet fails the test when a response comes within d.
