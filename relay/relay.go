@@ -20,6 +20,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 )
 
 const (
@@ -135,6 +136,6 @@ func (s *Server) serve(p *protocol, stream grpc.ServerStream) error {
 	s.add(session)
 	defer s.remove(session)
 	err := session.run(ctx, cancel, stream)
-	session.log.InfoContext(ctx, "envoy's stream ended", "err", err)
+	session.log.InfoContext(ctx, "envoy's stream ended", "code", status.Code(err))
 	return err
 }

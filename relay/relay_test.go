@@ -198,6 +198,21 @@ func TestNamesChangeWhileNACKIsHeld(t *testing.T) {
 	})
 }
 
+// An Envoy that comes and goes is no reason to keep it waiting.
+func TestEnvoyRestartsAreNotBackedOff(t *testing.T) {
+	both(t, "", false, func(r *rig) {
+		for range 20 {
+			start := time.Now()
+			up := r.open()
+			if waited := time.Since(start); waited > 0 {
+				r.t.Fatalf("the stream came after %v, want at once", waited)
+			}
+			r.envoy.Close()
+			up.Gone()
+		}
+	})
+}
+
 func TestMalformed(t *testing.T) {
 	frames := map[string][]byte{
 		"truncated":   {0x0a, 0x05, 'x'},

@@ -2,21 +2,13 @@ package relay
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"log/slog"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/gateway-agent/gateway-agent/internal/peercred"
 )
@@ -37,6 +29,7 @@ type session struct {
 	node     []byte // field bytes for a first upstream request that lacks them
 	nodeSent bool
 	live     time.Time // when the upstream stream was opened, zero: waiting
+	lost     bool      // the control plane ended it
 
 	types map[string]*typeState
 	list  []*typeState // the same, in the order they came
@@ -101,7 +94,7 @@ func (s *session) end() {
 		s.server.config.Terminator.Close(s.id)
 	}
 	if !s.live.IsZero() {
-		s.server.backoff.ended(time.Since(s.live))
+		s.server.backoff.ended(time.Since(s.live), s.lost)
 	}
 }
 
@@ -228,57 +221,6 @@ func (s *session) nowLive(ctx context.Context) {
 	s.log.InfoContext(ctx, "upstream stream opened")
 }
 
-// request handles a message of Envoy's.
-func (s *session) request(ctx context.Context, in inbound) error {
-	switch {
-	case in.err == nil:
-	case in.bad:
-		return status.Error(codes.InvalidArgument, in.err.Error())
-	case errors.Is(in.err, io.EOF):
-		return nil
-	default:
-		s.refused(ctx, in.err, "envoy")
-		return in.err
-	}
-	if !s.opened {
-		if err := s.open(ctx, in.header.node); err != nil {
-			return err
-		}
-	}
-	t := s.typeFor(in.header.typeURL)
-	if t == nil {
-		return status.Errorf(codes.InvalidArgument, "more than %d types on one stream", maxTypes)
-	}
-	if s.pid == 0 && t.url == typeCDS && !t.asked && len(in.header.version) == 0 && in.header.initial == 0 {
-		s.server.fresh(s)
-	}
-	t.asked = true
-	s.countNames(t, &in.header)
-	if s.term != nil && t == s.term.t {
-		defer in.frame.data.Free()
-		return s.terminatedRequest(ctx, in)
-	}
-	return s.passRequest(ctx, t, in)
-}
-
-// open reads the node of Envoy's first request.
-func (s *session) open(ctx context.Context, node []byte) error {
-	var n corev3.Node
-	if err := proto.Unmarshal(node, &n); err != nil {
-		return status.Errorf(codes.InvalidArgument, "malformed node in the first request: %v", err)
-	}
-	s.opened = true
-	s.nodeID = n.GetId()
-	if len(node) > 0 {
-		s.node = protowire.AppendBytes(protowire.AppendTag(nil, s.p.request.node, protowire.BytesType), node)
-	}
-	s.log.InfoContext(ctx, "envoy opened a stream", "node", s.nodeID, "protocol", s.p.name)
-	if s.term != nil {
-		s.server.config.Terminator.Open(s.id, &n, s.calls.push, s.calls.settle)
-	}
-	return nil
-}
-
 // typeFor is the state of a type, nil when there are too many.
 func (s *session) typeFor(bytes []byte) *typeState {
 	t := s.types[string(bytes)]
@@ -291,121 +233,6 @@ func (s *session) typeFor(bytes []byte) *typeState {
 		s.list = append(s.list, t)
 	}
 	return t
-}
-
-func (s *session) countNames(t *typeState, h *header) {
-	if s.p.delta {
-		t.status.Names = max(0, t.status.Names+h.names-h.unnames)
-	} else {
-		t.status.Names = h.names
-	}
-	s.progress(t, func(p *progress) { p.asked = true })
-}
-
-// passRequest forwards a request of a passed type.
-func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) error {
-	h := &in.header
-	e := &entry{
-		t: t, frame: in.frame, nonce: string(h.nonce), rejects: h.rejects, hasNode: h.node != nil,
-		names: h.names, nameSum: h.nameSum, changes: h.names+h.unnames+h.initial > 0,
-	}
-	hold, different := s.note(ctx, t, h)
-	if different && s.p.delta {
-		s.up.release(t, time.Time{})
-	}
-	sameNames := s.p.delta && !e.changes || !s.p.delta && e.nameSum == t.askedNames
-	if hold > 0 && sameNames {
-		e.due = time.Now().Add(hold)
-		t.status.HeldUntil = e.due
-		s.up.hold(e, s.p.delta)
-		return nil
-	}
-	if err := s.up.put(e, s.p.delta); err != nil {
-		return status.Error(codes.ResourceExhausted, err.Error())
-	}
-	return nil
-}
-
-// note keeps account of an answer of Envoy's to a passed type and tells how long a NACK must be held, and whether the answer is to another
-// response than the one rejected last.
-func (s *session) note(ctx context.Context, t *typeState, h *header) (hold time.Duration, different bool) {
-	nonce := string(h.nonce)
-	r, known := t.awaits(nonce)
-	switch {
-	case h.rejects:
-		if known {
-			t.answered(nonce)
-			hold = t.throttle.rejected(r.hash)
-			different = hold == 0
-		}
-		s.rejected(ctx, t, r.version, nonce, h.errorText, hold)
-	case known && (s.p.delta || r.version == string(h.version)):
-		t.answered(nonce)
-		different = t.throttle.accepted(r.hash)
-		s.accepted(t, r.version)
-	}
-	return hold, different
-}
-
-// response handles a message of the control plane's.
-func (s *session) response(ctx context.Context, in inbound) error {
-	if in.err != nil {
-		return s.upstreamEnded(ctx, in)
-	}
-	t := s.typeFor(in.header.typeURL)
-	if t == nil {
-		in = inbound{bad: true, err: fmt.Errorf("more than %d types on one stream", maxTypes)}
-		return s.upstreamEnded(ctx, in)
-	}
-	now := time.Now()
-	s.server.metrics.last.Store(&now)
-	t.responses.Inc()
-	t.received(string(in.header.version), now)
-	s.progress(t, func(p *progress) { p.answered = true })
-	if in.reply != nil {
-		in.frame.data.Free()
-		s.offer(in.reply, in.header.hash)
-		return nil
-	}
-	if s.term != nil && t.url == typeLDS && s.opened {
-		s.server.config.Terminator.Observe(s.id, s.p.delta, in.frame.data.Materialize())
-	}
-	t.sent(response{nonce: string(in.header.nonce), version: string(in.header.version), hash: in.header.hash})
-	s.down.put(in.frame)
-	return nil
-}
-
-// upstreamEnded turns the end of the upstream stream into the one end that Envoy sees.
-func (s *session) upstreamEnded(ctx context.Context, in inbound) error {
-	err := in.err
-	if in.bad {
-		err = fmt.Errorf("the control plane sent what cannot be read: %w", err)
-	} else if errors.Is(err, io.EOF) {
-		err = errors.New("the control plane closed the stream")
-	} else {
-		s.refused(ctx, err, "control plane")
-		st := status.Convert(err)
-		err = fmt.Errorf("the control plane ended the stream: %s: %s", st.Code(), st.Message())
-	}
-	s.server.failed(err)
-	s.log.WarnContext(ctx, "upstream stream ended", "err", firstLine(err.Error()))
-	return status.Error(codes.Unavailable, bounded(err.Error(), maxText))
-}
-
-// refused logs a message over the limit. gRPC does not read it, so its type is known only as one of those that wait for an answer.
-func (s *session) refused(ctx context.Context, err error, from string) {
-	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "larger than max") {
-		return
-	}
-	var candidates []string
-	for _, t := range s.list {
-		if t.requested && t.status.Responses == t.status.ACKs+t.status.NACKs {
-			candidates = append(candidates, t.url)
-		}
-	}
-	slices.Sort(candidates)
-	s.log.ErrorContext(ctx, "message over the size limit", "from", from, "type_url", strings.Join(candidates, " or "),
-		"limit", s.server.config.MaxMessage, "err", err)
 }
 
 // nextUp is the next request to send and the channel to offer it on, nil when there is none.

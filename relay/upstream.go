@@ -30,14 +30,16 @@ func (b *backoff) failed() {
 	b.fails++
 }
 
-// ended counts a stream that lived for so long.
-func (b *backoff) ended(lived time.Duration) {
+// ended counts a stream that lived for so long, and whether the control plane ended it. That Envoy left is no failure.
+func (b *backoff) ended(lived time.Duration, failed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if lived >= healthy {
 		b.fails = 0
 	}
-	b.fails++
+	if failed {
+		b.fails++
+	}
 }
 
 func (b *backoff) delay() time.Duration {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -122,10 +123,5 @@ func TestAllowed(t *testing.T) {
 }
 
 func contains(uids []uint32, uid uint32) bool {
-	for _, u := range uids {
-		if u == uid {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(uids, uid)
 }

@@ -2,10 +2,12 @@ package xdstest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,14 +23,14 @@ type ControlPlane struct {
 	t       testing.TB
 	tr      *Transcript
 	streams chan *Stream
-	refuse  chan error
+	refuse  atomic.Pointer[error] // what every stream ends with, nil: they are served
 	stop    func()
 }
 
 // NewControlPlane starts one; tr may be nil.
 func NewControlPlane(t testing.TB, tr *Transcript) *ControlPlane {
 	t.Helper()
-	c := &ControlPlane{Network: NewNetwork(), t: t, tr: tr, streams: make(chan *Stream), refuse: make(chan error, 1)}
+	c := &ControlPlane{Network: NewNetwork(), t: t, tr: tr, streams: make(chan *Stream)}
 	c.Start()
 	return c
 }
@@ -49,22 +51,17 @@ func (c *ControlPlane) Stop() { c.stop() }
 
 // Refuse makes every stream end at once with err, until Refuse(nil).
 func (c *ControlPlane) Refuse(err error) {
-	select {
-	case <-c.refuse:
-	default:
+	if err == nil {
+		c.refuse.Store(nil)
+		return
 	}
-	if err != nil {
-		c.refuse <- err
-	}
+	c.refuse.Store(&err)
 }
 
 func (c *ControlPlane) serve(server grpc.ServerStream, delta bool) error {
-	select {
-	case err := <-c.refuse:
-		c.refuse <- err
+	if err := c.refuse.Load(); err != nil {
 		c.tr.Notef("server", "refuses a stream")
-		return err
-	default:
+		return *err
 	}
 	ctx, cancel := context.WithCancel(server.Context())
 	defer cancel()
@@ -171,7 +168,7 @@ func (s *Stream) Drain(d time.Duration) []Request {
 	var all []Request
 	for {
 		raw, err := take(s.in, d)
-		if err == errIdle {
+		if errors.Is(err, errIdle) {
 			return all
 		}
 		if err != nil {
@@ -190,7 +187,7 @@ func (s *Stream) Drain(d time.Duration) []Request {
 func (s *Stream) Quiet(d time.Duration) {
 	s.t.Helper()
 	raw, err := take(s.in, d)
-	if err == errIdle {
+	if errors.Is(err, errIdle) {
 		return
 	}
 	r, _ := decodeRequest(raw, s.Delta)
@@ -201,7 +198,7 @@ func (s *Stream) Quiet(d time.Duration) {
 func (s *Stream) Gone() {
 	s.t.Helper()
 	for {
-		if _, err := take(s.in, patience); err == errIdle {
+		if _, err := take(s.in, patience); errors.Is(err, errIdle) {
 			s.t.Fatal("control plane: the client is still there")
 		} else if err != nil {
 			s.tr.Notef("server", "sees the client leave")

@@ -2,6 +2,7 @@ package xdstest
 
 import (
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"slices"
@@ -115,7 +116,7 @@ func (e *Envoy) Recv() Response {
 func (e *Envoy) RecvWithin(d time.Duration) (Response, bool) {
 	e.t.Helper()
 	raw, err := take(e.in, d)
-	if err == errIdle {
+	if errors.Is(err, errIdle) {
 		return Response{}, false
 	}
 	if err != nil {
@@ -133,7 +134,7 @@ func (e *Envoy) RecvWithin(d time.Duration) (Response, bool) {
 func (e *Envoy) Quiet(d time.Duration) {
 	e.t.Helper()
 	raw, err := take(e.in, d)
-	if err == errIdle {
+	if errors.Is(err, errIdle) {
 		return
 	}
 	r, _ := decodeResponse(raw, e.Delta)
@@ -145,7 +146,7 @@ func (e *Envoy) End() error {
 	e.t.Helper()
 	for {
 		_, err := take(e.in, patience)
-		if err == errIdle {
+		if errors.Is(err, errIdle) {
 			e.t.Fatal("envoy: the stream has not ended")
 		}
 		if err != nil {
@@ -202,7 +203,7 @@ func (e *Envoy) request(r Request) {
 // SendRaw sends bytes as they are. That the stream has ended is for Recv and End to find.
 func (e *Envoy) SendRaw(raw []byte) {
 	e.t.Helper()
-	if err := e.stream.SendMsg(&raw); err != nil && err != io.EOF {
+	if err := e.stream.SendMsg(&raw); err != nil && !errors.Is(err, io.EOF) {
 		e.t.Errorf("envoy: send a request: %v", err)
 	}
 	e.tr.settle()

@@ -1,0 +1,119 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+// request handles a message of Envoy's.
+func (s *session) request(ctx context.Context, in inbound) error {
+	switch {
+	case in.err == nil:
+	case in.bad:
+		return status.Error(codes.InvalidArgument, in.err.Error())
+	case errors.Is(in.err, io.EOF):
+		return nil
+	default:
+		s.refused(ctx, in.err, "envoy")
+		return in.err
+	}
+	if !s.opened {
+		if err := s.open(ctx, in.header.node); err != nil {
+			return err
+		}
+	}
+	t := s.typeFor(in.header.typeURL)
+	if t == nil {
+		return status.Errorf(codes.InvalidArgument, "more than %d types on one stream", maxTypes)
+	}
+	if s.pid == 0 && t.url == typeCDS && !t.asked && len(in.header.version) == 0 && in.header.initial == 0 {
+		s.server.fresh(s)
+	}
+	t.asked = true
+	s.countNames(t, &in.header)
+	if s.term != nil && t == s.term.t {
+		defer in.frame.data.Free()
+		return s.terminatedRequest(ctx, in)
+	}
+	return s.passRequest(ctx, t, in)
+}
+
+// open reads the node of Envoy's first request.
+func (s *session) open(ctx context.Context, node []byte) error {
+	var n corev3.Node
+	if err := proto.Unmarshal(node, &n); err != nil {
+		return status.Errorf(codes.InvalidArgument, "malformed node in the first request: %v", err)
+	}
+	s.opened = true
+	s.nodeID = n.GetId()
+	if len(node) > 0 {
+		s.node = protowire.AppendBytes(protowire.AppendTag(nil, s.p.request.node, protowire.BytesType), node)
+	}
+	s.log.InfoContext(ctx, "envoy opened a stream", "node", s.nodeID, "protocol", s.p.name)
+	if s.term != nil {
+		s.server.config.Terminator.Open(s.id, &n, s.calls.push, s.calls.settle)
+	}
+	return nil
+}
+
+func (s *session) countNames(t *typeState, h *header) {
+	if s.p.delta {
+		t.status.Names = max(0, t.status.Names+h.names-h.unnames)
+	} else {
+		t.status.Names = h.names
+	}
+	s.progress(t, func(p *progress) { p.asked = true })
+}
+
+// passRequest forwards a request of a passed type.
+func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) error {
+	h := &in.header
+	e := &entry{
+		t: t, frame: in.frame, nonce: string(h.nonce), rejects: h.rejects, hasNode: h.node != nil,
+		names: h.names, nameSum: h.nameSum, changes: h.names+h.unnames+h.initial > 0,
+	}
+	hold, different := s.note(ctx, t, h)
+	if different && s.p.delta {
+		s.up.release(t, time.Time{})
+	}
+	sameNames := s.p.delta && !e.changes || !s.p.delta && e.nameSum == t.askedNames
+	if hold > 0 && sameNames {
+		e.due = time.Now().Add(hold)
+		t.status.HeldUntil = e.due
+		s.up.hold(e, s.p.delta)
+		return nil
+	}
+	if err := s.up.put(e, s.p.delta); err != nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	return nil
+}
+
+// note keeps account of an answer of Envoy's to a passed type and tells how long a NACK must be held, and whether the answer is to another
+// response than the one rejected last.
+func (s *session) note(ctx context.Context, t *typeState, h *header) (hold time.Duration, different bool) {
+	nonce := string(h.nonce)
+	r, known := t.awaits(nonce)
+	switch {
+	case h.rejects:
+		if known {
+			t.answered(nonce)
+			hold = t.throttle.rejected(r.hash)
+			different = hold == 0
+		}
+		s.rejected(ctx, t, r.version, nonce, h.errorText, hold)
+	case known && (s.p.delta || r.version == string(h.version)):
+		t.answered(nonce)
+		different = t.throttle.accepted(r.hash)
+		s.accepted(t, r.version)
+	}
+	return hold, different
+}
