@@ -7,6 +7,7 @@
 package ecds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,6 +69,7 @@ type Config struct {
 	State        State                                     // nil: nothing outlives the process
 	Hold         time.Duration                             // how long a plugin that never worked is waited for before the policy filter; default 10 s
 	PolicyModule func(allow bool) (path string, err error) // the built-in Wasm filter for listeners that allow no RBAC type; nil: none
+	RetryMax     time.Duration                             // the slow end of the retries; default 1 min
 	Log          *slog.Logger                              // nil: discarded
 }
 
@@ -75,7 +77,8 @@ type Config struct {
 const (
 	defaultHold = 10 * time.Second
 	retryMin    = time.Second
-	retryMax    = time.Minute
+	// defaultRetryMax is where the backoff of a failing pull ends, and what is waited after a failure that looks final.
+	defaultRetryMax = time.Minute
 	// maxRetryAfter bounds what a registry can ask for: a hostile or broken one must not park a plugin for good.
 	maxRetryAfter = time.Hour
 	// pullGrace keeps a pull going after the last stream that wanted it ended: an upstream that comes and goes every few
@@ -101,6 +104,10 @@ func (c Config) check() (Config, error) {
 	if c.Hold == 0 {
 		c.Hold = defaultHold
 	}
+	if c.RetryMax < 0 {
+		errs = append(errs, fmt.Errorf("RetryMax is %s: it cannot be negative", c.RetryMax))
+	}
+	c.RetryMax = cmp.Or(c.RetryMax, defaultRetryMax)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

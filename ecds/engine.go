@@ -54,7 +54,9 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{cfg: cfg, events: newInbox[event](), seen: newInbox[observation](), m: newMachine(cfg.Hold, nil, rand.Float64)}, nil
+	m := newMachine(cfg.Hold, nil, rand.Float64)
+	m.retryMax = cfg.RetryMax
+	return &Engine{cfg: cfg, events: newInbox[event](), seen: newInbox[observation](), m: m}, nil
 }
 
 // Open tells of a new stream of Envoy's. push hands over one resource (without a body: removed), settle answers one of

@@ -15,6 +15,7 @@ import (
 // It is not safe for concurrent use.
 type machine struct {
 	hold         time.Duration
+	retryMax     time.Duration
 	policyModule func(allow bool) (string, error)
 	rand         func() float64 // in [0,1), for jitter
 	maxState     int            // bytes on disk
@@ -154,7 +155,7 @@ type entry struct {
 }
 
 func newMachine(hold time.Duration, policyModule func(bool) (string, error), rand func() float64) *machine {
-	return &machine{hold: hold, policyModule: policyModule, rand: rand, maxState: maxState, sessions: map[uint64]*session{},
+	return &machine{hold: hold, retryMax: defaultRetryMax, policyModule: policyModule, rand: rand, maxState: maxState, sessions: map[uint64]*session{},
 		entries: map[key]*entry{}, pulls: map[uint64]*entry{}}
 }
 

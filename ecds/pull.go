@@ -154,11 +154,11 @@ func (m *machine) pullFailed(now time.Time, e *entry, err error) {
 	e.failure, e.retryAt = fail, now.Add(wait)
 }
 
-// backoff is full jitter under a bound that doubles from retryMin to retryMax.
+// backoff is full jitter under a bound that doubles from retryMin to the slow end.
 func (m *machine) backoff(attempts int) time.Duration {
-	bound := retryMax
-	if attempts <= 6 {
-		bound = min(retryMax, retryMin<<max(attempts-1, 0))
+	bound := m.retryMax
+	if attempts < 32 {
+		bound = min(m.retryMax, retryMin<<max(attempts-1, 0))
 	}
 	// Never at once: with an unlucky row of draws that would be a burst.
 	return max(time.Duration(m.rand()*float64(bound)), retryMin/10)
@@ -166,7 +166,7 @@ func (m *machine) backoff(attempts int) time.Duration {
 
 // slow is the slow end of the backoff, jittered.
 func (m *machine) slow() time.Duration {
-	return retryMax - time.Duration(m.rand()*float64(retryMax)/4)
+	return m.retryMax - time.Duration(m.rand()*float64(m.retryMax)/4)
 }
 
 // offered takes one resource of an upstream response.

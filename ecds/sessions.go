@@ -80,7 +80,7 @@ func (m *machine) wake(now time.Time, e *entry, upgraded bool) {
 	case m.rejectedNow(e) && e.retryAt.IsZero():
 		// Perhaps another process. At most once a minute: an upstream that comes and goes must not make Envoy compile a
 		// module it refuses each time.
-		e.retryAt = later(now, e.rejected.at.Add(retryMax))
+		e.retryAt = later(now, e.rejected.at.Add(m.retryMax))
 		m.retryDue(now, e)
 	}
 }

@@ -45,6 +45,7 @@ func (g *gateway) buildPlugins() (err error) {
 		Modules:      modules{g.store},
 		State:        stateFile(s.data("plugins.json")),
 		Hold:         s.wasmHold,
+		RetryMax:     s.wasmRetryMax,
 		PolicyModule: func(allow bool) (string, error) { return policyModule(s.data("policy"), allow) },
 		Log:          g.part("ecds"),
 	})

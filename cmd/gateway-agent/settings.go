@@ -40,6 +40,7 @@ type settings struct {
 
 	wasm         string
 	wasmHold     time.Duration
+	wasmRetryMax time.Duration
 	wasmUnvouch  string
 	wasmMaxSize  byteSize
 	wasmStore    byteSize
@@ -93,6 +94,7 @@ func (s *settings) envoyFlags(f *pflag.FlagSet) {
 func (s *settings) wasmFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.wasm, "wasm", "on", "'off' passes Wasm configurations on untouched")
 	f.DurationVar(&s.wasmHold, "wasm-hold", 10*time.Second, "how long a new plugin may wait for its module before its failure policy answers")
+	f.DurationVar(&s.wasmRetryMax, "wasm-retry-max", time.Minute, "longest wait between two tries to get a module that cannot be had")
 	s.storeFlags(f)
 }
 
@@ -127,6 +129,7 @@ func (s *settings) complete(env environment) error {
 		checkAddress("--ready-address", s.readyAddress),
 		checkAddress("--prometheus-address", s.prometheusAddress),
 		atLeastZero("--wasm-hold", s.wasmHold),
+		atLeastZero("--wasm-retry-max", s.wasmRetryMax),
 		atLeastZero("--drain-delay", s.drainDelay),
 		atLeastZero("--drain-min", s.drainMin),
 		atLeastZero("--drain-timeout", s.drainTimeout),

@@ -24,7 +24,7 @@ type tally struct {
 }
 
 func main() {
-	args := append([]string{"test", "-json", "-count=1", "-timeout=25m", "./e2e/..."}, os.Args[1:]...)
+	args := append([]string{"test", "-json", "-count=1", "-timeout=25m", "-parallel=4", "./e2e/..."}, os.Args[1:]...)
 	cmd := exec.Command("go", args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
