@@ -139,8 +139,11 @@ func (s *Source) fail(problems []Problem) error {
 	s.found = problems
 	running := s.target != nil
 	s.mu.Unlock()
+	if !running {
+		return joined(problems) // the caller of Load tells
+	}
 	for _, p := range fresh {
-		s.cfg.Log.Error("configuration cannot be used", "file", p.File, "line", p.Line, "resource", p.Resource, "err", p.Reason, "kept_former", running)
+		s.cfg.Log.Error("configuration cannot be used, what runs is kept", "file", p.File, "line", p.Line, "resource", p.Resource, "err", p.Reason)
 	}
 	return joined(problems)
 }

@@ -29,10 +29,9 @@ func (a *app) validateCommand() *cobra.Command {
 }
 
 func (a *app) validate(cmd *cobra.Command, s *settings) error {
-	log, _ := newLogger(a.stderr, s)
-	g := &gateway{settings: s, log: log}
+	g := &gateway{settings: s}
 	if s.configDir != "" {
-		source, err := standalone.New(standalone.Config{Dir: s.configDir, Log: log})
+		source, err := standalone.New(standalone.Config{Dir: s.configDir})
 		if err != nil {
 			return err
 		}
