@@ -10,7 +10,8 @@ build: ## the agent, as ./gateway-agent
 
 .PHONY: demo
 demo: build tools ## remote Wasm into a real Envoy on this machine; ONCE=1 checks it and exits
-	$(GO) run ./examples/demo $(if $(ONCE),-once)
+	@$(GO) build -o .tools/demo ./examples/demo
+	@exec .tools/demo $(if $(ONCE),-once)
 
 .PHONY: test
 test: unit e2e ## everything: unit tests with -race, then a real Envoy, registry and plugins

@@ -53,6 +53,7 @@ func (a *app) pullCommand() *cobra.Command {
 	s.dataDirFlag(f)
 	s.storeFlags(f)
 	s.logFlags(f)
+	s.logLevel, f.Lookup("log-level").DefValue = "warn", "warn" // the lines and bars say it already
 	f.StringVar(&o.envoyVersion, "envoy-version", "", "check the modules for this Envoy, as 1.40.0 (default: only what every Envoy needs)")
 	f.StringVar(&o.sha256, "sha256", "", "digest expected of the only REF: of the module, or of its image")
 	f.IntVar(&o.parallel, "parallel", 4, "pulls at the same time")
