@@ -300,7 +300,16 @@ func TestPluginThatEnvoyRejects(t *testing.T) {
 }
 
 func TestKillersNeverReachEnvoy(t *testing.T) {
-	t.Parallel()
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			killersNeverReachEnvoy(t, mode)
+		})
+	}
+}
+
+func killersNeverReachEnvoy(t *testing.T, mode string) {
+	t.Helper()
 	killers := map[string][]byte{
 		"start": wasmtest.HostCallInStart(), "memory": wasmtest.NoMemory(), "tag": wasmtest.TagImport(),
 	}
@@ -318,7 +327,7 @@ func TestKillersNeverReachEnvoy(t *testing.T) {
 		items = append(items, listener(p.name, at, p.discovered()), p.extension())
 	}
 	a := newAgent(t)
-	a.startConfig(map[string]string{"all.yaml": resources(items...)})
+	a.startConfig(map[string]string{"all.yaml": resources(items...)}, "--xds-mode", mode)
 	pid := a.envoyPID()
 	if err := wantHeader("http://"+address+"/", "x-hello", "good"); err != nil {
 		t.Error(err)
@@ -334,14 +343,23 @@ func TestKillersNeverReachEnvoy(t *testing.T) {
 }
 
 func TestLongPluginStartIsNoHang(t *testing.T) {
-	t.Parallel()
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			longPluginStartIsNoHang(t, mode)
+		})
+	}
+}
+
+func longPluginStartIsNoHang(t *testing.T, mode string) {
+	t.Helper()
 	reg := startRegistry(t)
 	reg.push("hello:v1", helloModule(t, "v1"))
 	p := plugin{name: "hello", uri: reg.uri("hello:v1"), value: "quick"}
-	a, url := gatewayOf(t, p)
+	a, url := gatewayOf(t, p, "--xds-mode", mode)
 	pid := a.envoyPID()
 	l := startLoad(t, url, 50)
-	p.value = `{"value": "late", "start_delay_ms": 20000, "start_delay_once": true}`
+	p.value = `{"value": "late", "start_delay_ms": 20000}`
 	a.write("plugin.yaml", resources(p.extension()))
 	deadline := time.Now().Add(45 * time.Second)
 	for wantHeader(url, "x-hello", "late") != nil && time.Now().Before(deadline) {
