@@ -10,7 +10,7 @@ when a new one does not. It serves certificates from files, writes Envoy's boots
 it dies.
 
   gateway-agent run --config-dir ./edge           serve a directory, no control plane needed
-  gateway-agent run --xds-address 10.0.0.5:15010  relay for a control plane
+  gateway-agent run --xds-address xds.local:443   relay for a control plane
   gateway-agent wasm pull oci://host/repo:tag     fill the module store ahead of time
   gateway-agent status                            what runs, and if not, why not
 

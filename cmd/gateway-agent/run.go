@@ -72,7 +72,7 @@ func (a *app) run(ctx context.Context, s *settings) error {
 	}
 	log.Info("gateway-agent started", "version", version, "source", g.sourceText(), "run_dir", s.runDir, "status", s.statusAddress)
 	err := g.serve(ctx)
-	log.Info("gateway-agent ended", "err", err)
+	log.Info("gateway-agent ended")
 	return err
 }
 
