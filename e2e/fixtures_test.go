@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -10,38 +11,75 @@ import (
 )
 
 const (
-	wasmType = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm"
-	rbacType = "type.googleapis.com/envoy.extensions.filters.http.rbac.v3.RBAC"
+	wasmType    = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm"
+	rbacType    = "type.googleapis.com/envoy.extensions.filters.http.rbac.v3.RBAC"
+	netWasmType = "type.googleapis.com/envoy.extensions.filters.network.wasm.v3.Wasm"
+	netRBACType = "type.googleapis.com/envoy.extensions.filters.network.rbac.v3.RBAC"
 )
 
 // plugin is a Wasm plugin in a configuration. The zero policy is Envoy's: fail closed.
 type plugin struct {
 	name, uri, sha256, policy string
 	value                     string // plugin configuration: a StringValue
+
+	network  bool              // a network filter
+	wrapper  string            // type URL of a TypedStruct around the filter
+	failOpen bool              // the deprecated field
+	local    string            // a module's file instead of uri
+	env      map[string]string // of the virtual machine
+}
+
+// filterType is the type URL of the plugin's filter.
+func (p plugin) filterType() string {
+	if p.network {
+		return netWasmType
+	}
+	return wasmType
 }
 
 func (p plugin) typedConfig(indent int) string {
-	policy, sha := "", ""
+	if p.wrapper != "" {
+		return indented(indent, fmt.Sprintf("\"@type\": %s\ntype_url: %s\nvalue:\n%s", p.wrapper, p.filterType(), indented(2, p.config())))
+	}
+	return indented(indent, fmt.Sprintf("\"@type\": %s\n%s", p.filterType(), p.config()))
+}
+
+// config is the filter's only field. Lines that stay empty are dropped by indented.
+func (p plugin) config() string {
+	policy, env := "", ""
 	if p.policy != "" {
 		policy = "failure_policy: " + p.policy
 	}
-	if p.sha256 != "" {
-		sha = "sha256: " + p.sha256
+	if p.failOpen {
+		policy = "fail_open: true"
 	}
-	return indented(indent, fmt.Sprintf(`"@type": %s
-config:
+	if p.env != nil {
+		values, _ := json.Marshal(p.env) // a map of strings is always possible
+		env = fmt.Sprintf("environment_variables: { key_values: %s }", values)
+	}
+	return fmt.Sprintf(`config:
   name: %s
   %s
   vm_config:
     runtime: envoy.wasm.runtime.v8
+    %s
     code:
-      remote:
-        http_uri: { uri: "%s" }
-        %s
+%s
   configuration:
     "@type": type.googleapis.com/google.protobuf.StringValue
     value: '%s'
-`, wasmType, p.name, policy, p.uri, sha, p.value))
+`, p.name, policy, env, indented(6, p.code()), p.value)
+}
+
+func (p plugin) code() string {
+	if p.local != "" {
+		return fmt.Sprintf("local: { filename: %q }\n", p.local)
+	}
+	sha := ""
+	if p.sha256 != "" {
+		sha = "sha256: " + p.sha256
+	}
+	return fmt.Sprintf("remote:\n  http_uri: { uri: %q }\n  %s\n", p.uri, sha)
 }
 
 // inline is the plugin written into a listener's http_filters.
@@ -52,7 +90,7 @@ func (p plugin) inline() string {
 // discovered is a filter that takes the plugin from an extension config.
 func (p plugin) discovered(types ...string) string {
 	if len(types) == 0 {
-		types = []string{wasmType, rbacType}
+		types = []string{p.filterType(), strings.Replace(p.filterType(), ".wasm.v3.Wasm", ".rbac.v3.RBAC", 1)}
 	}
 	return fmt.Sprintf(`- name: %s
   config_discovery:
@@ -99,6 +137,19 @@ func listenerTLS(name, address, transportSocket string, filters ...string) strin
         - name: envoy.filters.http.router
           typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router }
 %s`, name, port(address), name, name, indented(8, strings.Join(filters, "\n")), indented(4, transportSocket))
+}
+
+// echoListener is a TCP listener that sends back what it gets, behind the filters.
+func echoListener(name, address string, filters ...string) string {
+	return fmt.Sprintf(`- "@type": type.googleapis.com/envoy.config.listener.v3.Listener
+  name: %s
+  address: { socket_address: { address: 127.0.0.1, port_value: %s } }
+  filter_chains:
+  - filters:
+%s
+    - name: echo
+      typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.network.echo.v3.Echo }
+`, name, port(address), indented(4, strings.Join(filters, "\n")))
 }
 
 func cluster(name, address string) string {

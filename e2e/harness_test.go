@@ -43,6 +43,7 @@ type agent struct {
 	t       *testing.T
 	cmd     *exec.Cmd
 	args    []string // of the last start
+	env     []string // K=V added to its environment
 	dir     string   // run and data directories, short: unix sockets live below it
 	conf    string   // its --config-dir, when it has one
 	status  string   // host:port
@@ -112,6 +113,7 @@ func (a *agent) restart() {
 func (a *agent) launch(args []string) {
 	a.t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), a.env...)
 	cmd.Stdout, cmd.Stderr = a.log, a.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -208,14 +210,19 @@ func (a *agent) kill() {
 }
 
 // control asks the control socket.
-func (a *agent) control(path string) ([]byte, error) {
+func (a *agent) control(path string) ([]byte, error) { return a.ask("control.sock", path) }
+
+// admin asks Envoy's admin socket.
+func (a *agent) admin(path string) ([]byte, error) { return a.ask("admin.sock", path) }
+
+func (a *agent) ask(socket, path string) ([]byte, error) {
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(a.dir, "run", "control.sock"))
+			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(a.dir, "run", socket))
 		},
 	}}
-	response, err := client.Get("http://control" + path)
+	response, err := client.Get("http://" + socket + path)
 	if err != nil {
 		return nil, err
 	}
