@@ -1,12 +1,19 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 )
 
-const maxResends = 3 // of one change of names that the control plane seems to have ignored
+const (
+	maxResends = 3    // of one change of names that the control plane seems to have ignored
+	maxAnswers = 1024 // settled responses whose answer the control plane does not read
+)
+
+var errAnswers = errors.New("more than 1024 answers wait for a control plane that does not read them")
 
 // client is the half of a terminated type that faces the control plane. Its requests are composed when their turn comes, so they always
 // tell the latest; a NACK carries the names that were sent before, never a change.
@@ -15,10 +22,12 @@ type client struct {
 	throttle *throttle
 
 	sent     map[string]struct{} // names the control plane was told
+	dropped  map[string]struct{} // names that Envoy gave up and the control plane was told once: what it sent for them is forgotten
 	asked    bool                // a request went up
 	nonce    string              // state-of-the-world: of the newest response
 	accepted string              // state-of-the-world: version accepted last
 	hash     uint64              // of the newest response
+	deaf     bool                // state-of-the-world: the control plane answers keepOpen with the same response again
 	offers   map[uint64]offer    // not settled; in state-of-the-world one at most
 	lastID   uint64
 	answers  []answer // settled and not sent; in state-of-the-world one at most
@@ -40,12 +49,16 @@ type answer struct {
 	nonce string
 	err   error
 	due   time.Time // held back until then; zero: not
+	claim string    // state-of-the-world: the version to name instead of the last accepted one
 }
+
+func (a *answer) held() bool { return !a.due.IsZero() }
 
 // received takes note of a response and gives it the number under which it is settled.
 func (c *client) received(r *reply, hash uint64) uint64 {
 	repeated := c.hash == hash && c.nonce != ""
 	if !c.delta {
+		c.deaf = c.deaf || repeated && slices.ContainsFunc(c.answers, func(a answer) bool { return a.held() })
 		clear(c.offers) // superseded: a settlement that comes now is about the past
 		c.answers = nil
 		c.nonce = r.nonce
@@ -78,27 +91,55 @@ func (c *client) checkHeard(r *reply, repeated bool) {
 	c.resend = true
 }
 
-// settle answers a response.
-func (c *client) settle(id uint64, err error, now time.Time) {
+// settle answers a response. Its error says that the control plane takes no answers.
+func (c *client) settle(id uint64, err error, now time.Time) error {
 	o, known := c.offers[id]
 	if !known {
-		return
+		return nil
 	}
 	delete(c.offers, id)
 	a := answer{nonce: o.nonce, err: errors.Join(err, o.problem)}
 	if a.err == nil {
 		c.accepted = o.version
-		c.throttle.accepted(o.hash)
+		c.deaf = c.deaf && !c.throttle.accepted(o.hash)
 	} else if hold := c.throttle.rejected(o.hash); hold > 0 {
+		c.keepOpen(a, o.version)
 		a.due = now.Add(hold)
+		c.dropHeld()
 	}
 	c.answers = append(c.answers, a)
+	if len(c.answers) > maxAnswers {
+		return errAnswers
+	}
+	return nil
+}
+
+// keepOpen says, when a NACK is held, the same at once under the version that it rejects: see session.keepOpen.
+func (c *client) keepOpen(a answer, version string) {
+	if !c.delta && !c.deaf {
+		a.claim = version
+		c.answers = append(c.answers, a)
+	}
+}
+
+// dropHeld bounds what is held: the oldest repeats what the control plane has been told.
+func (c *client) dropHeld() {
+	held := 0
+	for _, a := range c.answers {
+		if a.held() {
+			held++
+		}
+	}
+	if held >= maxHeld {
+		i := slices.IndexFunc(c.answers, func(a answer) bool { return a.held() })
+		c.answers = slices.Delete(c.answers, i, i+1)
+	}
 }
 
 // due is when the first answer that is held back may go, zero: none is.
 func (c *client) due() (first time.Time) {
 	for _, a := range c.answers {
-		if !a.due.IsZero() && (first.IsZero() || a.due.Before(first)) {
+		if a.held() && (first.IsZero() || a.due.Before(first)) {
 			first = a.due
 		}
 	}
@@ -112,6 +153,11 @@ func (c *client) ready(now time.Time) int {
 // changed tells whether the control plane must be told names. An empty list is only said when there was something before: as a first
 // request it would mean everything.
 func (c *client) changed(names map[string]struct{}) bool {
+	for name := range c.dropped {
+		if _, wanted := names[name]; wanted {
+			return true
+		}
+	}
 	if len(names) != len(c.sent) {
 		return c.asked || len(names) > 0
 	}
@@ -138,6 +184,7 @@ func (c *client) next(names map[string]struct{}, now time.Time) *ask {
 	if !c.changed(names) && !c.resend {
 		return nil
 	}
+	names = c.withoutDropped(names)
 	if c.delta {
 		return c.deltaNames(names)
 	}
@@ -145,13 +192,31 @@ func (c *client) next(names map[string]struct{}, now time.Time) *ask {
 	return &ask{version: c.accepted, nonce: c.nonce, subscribe: sorted(names)}
 }
 
+// withoutDropped leaves names that Envoy gave up and took up again before the control plane heard so for the next request, so that they
+// are told as a loss and as a gain: else the control plane would not send them again.
+func (c *client) withoutDropped(names map[string]struct{}) map[string]struct{} {
+	if len(c.dropped) > 0 {
+		names = maps.Clone(names)
+		maps.DeleteFunc(names, func(name string, _ struct{}) bool { _, gone := c.dropped[name]; return gone })
+	}
+	return names
+}
+
+// gaveUp notes a name that Envoy does not want any more.
+func (c *client) gaveUp(name string) {
+	if _, told := c.sent[name]; told {
+		c.dropped[name] = struct{}{}
+	}
+}
+
 func (c *client) answer(a answer, names map[string]struct{}) *ask {
 	switch {
 	case c.delta:
 		return &ask{nonce: a.nonce, err: a.err}
 	case a.err != nil:
-		return &ask{version: c.accepted, nonce: a.nonce, err: a.err, subscribe: sorted(c.sent)}
+		return &ask{version: cmp.Or(a.claim, c.accepted), nonce: a.nonce, err: a.err, subscribe: sorted(c.sent)}
 	}
+	names = c.withoutDropped(names)
 	c.tell(names)
 	return &ask{version: c.accepted, nonce: a.nonce, subscribe: sorted(names)}
 }
@@ -194,6 +259,7 @@ func (c *client) deltaNames(names map[string]struct{}) *ask {
 
 func (c *client) setSent(names map[string]struct{}) {
 	clear(c.sent)
+	clear(c.dropped)
 	for name := range names {
 		c.sent[name] = struct{}{}
 	}

@@ -164,13 +164,6 @@ func (m *mailbox) putDelta(e *entry) {
 // hold keeps a NACK back until it is due.
 func (m *mailbox) hold(e *entry, delta bool) {
 	t := e.t
-	if !delta {
-		for _, w := range t.waitingCopy() {
-			if w.rejects {
-				m.drop(w)
-			}
-		}
-	}
 	if !delta || len(t.held) >= maxHeld {
 		for _, older := range t.held[:min(1, len(t.held))] {
 			older.frame.data.Free() // it repeats what upstream has been told
@@ -178,6 +171,15 @@ func (m *mailbox) hold(e *entry, delta bool) {
 		t.held = t.held[min(1, len(t.held)):]
 	}
 	t.held = append(t.held, e)
+}
+
+// dropRejects takes out the waiting NACKs of a type.
+func (m *mailbox) dropRejects(t *typeState) {
+	for _, w := range t.waitingCopy() {
+		if w.rejects {
+			m.drop(w)
+		}
+	}
 }
 
 // release moves what is due from a type's holds to the queue; now zero: everything.

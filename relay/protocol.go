@@ -84,7 +84,7 @@ func detailError(s *status.Status) error {
 	if s == nil {
 		return nil
 	}
-	return errors.New(bounded(s.GetMessage(), maxText))
+	return errors.New(bounded(s.GetMessage(), maxDetail))
 }
 
 func sotwAsk(a *ask) proto.Message {

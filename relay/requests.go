@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -80,6 +82,7 @@ func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) err
 		t: t, frame: in.frame, nonce: string(h.nonce), rejects: h.rejects, hasNode: h.node != nil,
 		names: h.names, nameSum: h.nameSum, changes: h.names+h.unnames+h.initial > 0,
 	}
+	rejected, _ := t.awaits(e.nonce)
 	hold, different := s.note(ctx, t, h)
 	if different && s.p.delta {
 		s.up.release(t, time.Time{})
@@ -88,6 +91,10 @@ func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) err
 	if hold > 0 && sameNames {
 		e.due = time.Now().Add(hold)
 		t.status.HeldUntil = e.due
+		if !s.p.delta {
+			s.up.dropRejects(t)
+			s.keepOpen(t, e, rejected.version)
+		}
 		s.up.hold(e, s.p.delta)
 		return nil
 	}
@@ -95,6 +102,20 @@ func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) err
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	return nil
+}
+
+// keepOpen sends, while a NACK is held, the same NACK under the version that it rejects. To a control plane that decides by comparing
+// versions a NACK means that Envoy lacks the newest one: it would answer the held one at once with the same response, and can say nothing
+// before it comes. To this one it has nothing to say until it has something new, which then comes without delay. One that answers with
+// the same all the same gets no other.
+func (s *session) keepOpen(t *typeState, e *entry, version string) {
+	if t.deaf = t.deaf || len(t.held) > 0; t.deaf { // when one is held, nothing else has been said since
+		return
+	}
+	e.frame.data.Ref()
+	claim := protowire.AppendString(protowire.AppendTag(nil, s.p.request.version, protowire.BytesType), version)
+	// Of a field that comes twice the last one counts.
+	s.up.append(&entry{t: t, frame: frame{data: append(slices.Clip(e.frame.data), mem.SliceBuffer(claim))}, nonce: e.nonce, rejects: true, hasNode: e.hasNode})
 }
 
 // note keeps account of an answer of Envoy's to a passed type and tells how long a NACK must be held, and whether the answer is to another
@@ -113,6 +134,7 @@ func (s *session) note(ctx context.Context, t *typeState, h *header) (hold time.
 	case known && (s.p.delta || r.version == string(h.version)):
 		t.answered(nonce)
 		different = t.throttle.accepted(r.hash)
+		t.deaf = t.deaf && !different
 		s.accepted(t, r.version)
 	}
 	return hold, different

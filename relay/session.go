@@ -201,7 +201,7 @@ func (s *session) loop(ctx context.Context) error {
 		case <-s.connected:
 			s.nowLive(ctx)
 		case <-s.calls.wake:
-			s.doCalls()
+			err = s.doCalls()
 		case <-s.nextDue():
 			s.releaseHeld(time.Now())
 		case reply := <-s.query:

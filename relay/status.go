@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/envoytext"
 )
 
 // Status is what a person wants to know of the relay.
@@ -149,13 +151,14 @@ func (s *session) accepted(t *typeState, version string) {
 
 // rejected notes a NACK of Envoy's.
 func (s *session) rejected(ctx context.Context, t *typeState, version, nonce, text string, hold time.Duration) {
+	text = envoytext.Public(text, maxText)
 	t.status.NACKs++
-	t.status.LastNACK, t.status.Error = time.Now(), bounded(text, maxText)
+	t.status.LastNACK, t.status.Error = time.Now(), text
 	s.server.metrics.reject(t.short)
-	s.progress(t, func(p *progress) { p.rejected = bounded(text, maxText) })
+	s.progress(t, func(p *progress) { p.rejected = text })
 	log := s.log.WarnContext
 	if hold > 0 {
 		log = s.log.DebugContext // the same once more
 	}
-	log(ctx, "envoy rejected a response", "type_url", t.url, "version", version, "nonce", nonce, "err", firstLine(text), "hold", hold)
+	log(ctx, "envoy rejected a response", "type_url", t.url, "version", version, "nonce", nonce, "err", bounded(text, 1<<10), "hold", hold)
 }

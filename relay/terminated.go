@@ -25,7 +25,7 @@ func newTerminated(t *typeState, p *protocol) *terminated {
 	term := &terminated{t: t, names: make(map[string]struct{})}
 	term.client = client{
 		delta: p.delta, throttle: &t.throttle,
-		sent: make(map[string]struct{}), offers: make(map[uint64]offer), unheard: make(map[string]bool),
+		sent: make(map[string]struct{}), dropped: make(map[string]struct{}), offers: make(map[uint64]offer), unheard: make(map[string]bool),
 	}
 	term.server = newServer(p.delta)
 	return term
@@ -47,6 +47,7 @@ func (t *terminated) change(a *ask, delta, answer bool) (subscribed, unsubscribe
 	for _, name := range unsubscribed {
 		delete(t.names, name)
 		t.server.forget(name)
+		t.client.gaveUp(name)
 	}
 	for _, name := range subscribed {
 		t.names[name] = struct{}{}
@@ -112,7 +113,7 @@ func (s *session) offer(r *reply, hash uint64) {
 }
 
 // doCalls carries out what the Terminator has called.
-func (s *session) doCalls() {
+func (s *session) doCalls() error {
 	pushes, settled := s.calls.take()
 	for _, resource := range pushes {
 		if _, wanted := s.term.names[resource.GetName()]; wanted {
@@ -120,10 +121,13 @@ func (s *session) doCalls() {
 		}
 	}
 	for _, call := range settled {
-		s.term.client.settle(call.offer, call.err, time.Now())
+		if err := s.term.client.settle(call.offer, call.err, time.Now()); err != nil {
+			return status.Error(codes.ResourceExhausted, err.Error())
+		}
 	}
 	s.askUpstream()
 	s.pushMore()
+	return nil
 }
 
 // askUpstream queues a turn for the terminated type when it has something to say upstream.

@@ -18,7 +18,7 @@ func bounded(text string, max int) string {
 	return text[:cut] + "…"
 }
 
-// firstLine is what of a peer's text goes into a log: it may quote configuration.
+// firstLine is what of the control plane's text goes into a log.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
 	return bounded(line, 1<<10)

@@ -24,6 +24,7 @@ type typeState struct {
 	askedNames uint64   // of the newest request that was not held
 
 	throttle    throttle
+	deaf        bool       // state-of-the-world: the control plane answers keepOpen with the same response again
 	outstanding []response // handed to Envoy (terminated types: received) and not answered, oldest first
 
 	status    TypeStatus

@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	maxText  = 4 << 10 // bytes of a peer's error text that are kept
-	maxDepth = 10_000  // of unknown groups, as the protobuf library allows
+	maxText   = 4 << 10  // bytes of a peer's error text that are kept
+	maxDetail = 64 << 10 // bytes of Envoy's error text that are read; what quotes configuration is not kept
+	maxDepth  = 10_000   // of unknown groups, as the protobuf library allows
 )
 
 var (
@@ -28,7 +29,7 @@ type header struct {
 	nonce     []byte
 	node      []byte // the node's own bytes, nil: none
 	rejects   bool   // error_detail is there
-	errorText string // of error_detail, bounded
+	errorText string // of error_detail, bounded; may quote configuration
 	names     int    // resource names asked for (delta: subscribed)
 	unnames   int    // delta: unsubscribed
 	initial   int    // delta: initial_resource_versions
@@ -266,7 +267,7 @@ func (h *header) errorDetail(b []byte) error {
 			return err
 		}
 		if n == 2 {
-			h.errorText = bounded(string(text[:min(len(text), maxText+1)]), maxText)
+			h.errorText = bounded(string(text[:min(len(text), maxDetail+1)]), maxDetail)
 		}
 	}
 	return nil

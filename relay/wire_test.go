@@ -119,13 +119,13 @@ func TestNameSumIgnoresOrder(t *testing.T) {
 }
 
 func TestErrorTextIsBounded(t *testing.T) {
-	long := strings.Repeat("é", maxText)
+	long := strings.Repeat("é", maxDetail)
 	raw, _ := proto.Marshal(&discoveryv3.DiscoveryRequest{ErrorDetail: &status.Status{Message: long}})
 	h, err := parse(frameOf(raw), &sotwProtocol().request, maphash.MakeSeed())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(h.errorText) > maxText+len("…") || !strings.HasSuffix(h.errorText, "…") {
+	if len(h.errorText) > maxDetail+len("…") || !strings.HasSuffix(h.errorText, "…") {
 		t.Errorf("a text of %d bytes is kept with %d", len(long), len(h.errorText))
 	}
 	if got := firstLine("one\ntwo"); got != "one" {
@@ -169,14 +169,14 @@ func checkRequest(t *testing.T, p *protocol, raw []byte, scattered frame, seed m
 		if proto.Unmarshal(raw, d) != nil {
 			return
 		}
-		want = header{typeURL: []byte(d.GetTypeUrl()), nonce: []byte(d.GetResponseNonce()), names: len(d.GetResourceNamesSubscribe()), unnames: len(d.GetResourceNamesUnsubscribe()), rejects: d.GetErrorDetail() != nil, errorText: bounded(d.GetErrorDetail().GetMessage(), maxText)}
+		want = header{typeURL: []byte(d.GetTypeUrl()), nonce: []byte(d.GetResponseNonce()), names: len(d.GetResourceNamesSubscribe()), unnames: len(d.GetResourceNamesUnsubscribe()), rejects: d.GetErrorDetail() != nil, errorText: bounded(d.GetErrorDetail().GetMessage(), maxDetail)}
 		m = d.GetNode()
 	} else {
 		d := new(discoveryv3.DiscoveryRequest)
 		if proto.Unmarshal(raw, d) != nil {
 			return
 		}
-		want = header{typeURL: []byte(d.GetTypeUrl()), version: []byte(d.GetVersionInfo()), nonce: []byte(d.GetResponseNonce()), names: len(d.GetResourceNames()), rejects: d.GetErrorDetail() != nil, errorText: bounded(d.GetErrorDetail().GetMessage(), maxText)}
+		want = header{typeURL: []byte(d.GetTypeUrl()), version: []byte(d.GetVersionInfo()), nonce: []byte(d.GetResponseNonce()), names: len(d.GetResourceNames()), rejects: d.GetErrorDetail() != nil, errorText: bounded(d.GetErrorDetail().GetMessage(), maxDetail)}
 		m = d.GetNode()
 	}
 	if err != nil {

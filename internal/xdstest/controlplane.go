@@ -127,13 +127,14 @@ type clientState struct {
 	names    []string
 	versions map[string]string // nonce → version sent
 	rejected map[string]bool   // nonces
+	claimed  map[string]bool   // state-of-the-world: nonces rejected under the version that they came with
 	begun    bool
 }
 
 func (s *Stream) state(typeURL string) *clientState {
 	st := s.types[typeURL]
 	if st == nil {
-		st = &clientState{versions: make(map[string]string), rejected: make(map[string]bool)}
+		st = &clientState{versions: make(map[string]string), rejected: make(map[string]bool), claimed: make(map[string]bool)}
 		s.types[typeURL] = st
 	}
 	return st
@@ -265,10 +266,7 @@ func (s *Stream) check(r Request) {
 		if r.Nonce == "" {
 			broken("it rejects nothing")
 		}
-		if st.rejected[r.Nonce] {
-			broken("it rejects the same response twice")
-		}
-		st.rejected[r.Nonce] = true
+		s.checkNACK(r, st, version, broken)
 	}
 	if s.Delta {
 		s.checkDelta(r, st, broken)
@@ -276,6 +274,23 @@ func (s *Stream) check(r Request) {
 		s.checkSotw(r, st, version, broken)
 	}
 	s.begun, st.begun = true, true
+}
+
+// checkNACK: a response is rejected once. One that repeats another may in state-of-the-world be rejected under its own version first: that
+// keeps a control plane that compares versions from repeating it again.
+func (s *Stream) checkNACK(r Request, st *clientState, version string, broken func(string, ...any)) {
+	claims := !s.Delta && r.Version == version && version != ""
+	switch {
+	case claims && !s.sentTwice(st, version):
+		broken("a NACK claims the version it rejects")
+	case claims && st.claimed[r.Nonce], !claims && st.rejected[r.Nonce], claims && st.rejected[r.Nonce]:
+		broken("it rejects the same response twice")
+	}
+	if claims {
+		st.claimed[r.Nonce] = true
+	} else {
+		st.rejected[r.Nonce] = true
+	}
 }
 
 func (s *Stream) checkDelta(r Request, st *clientState, broken func(string, ...any)) {
@@ -310,9 +325,6 @@ func (s *Stream) checkSotw(r Request, st *clientState, version string, broken fu
 	names := slices.Sorted(slices.Values(r.Names))
 	if r.Error != "" && st.begun && !slices.Equal(names, st.names) {
 		broken("a NACK changes the names %v", st.names)
-	}
-	if r.Error != "" && r.Version == version && version != "" && r.Version != "" && !s.sentTwice(st, version) {
-		broken("a NACK claims the version it rejects")
 	}
 	if r.Type == ECDS && !st.begun && (r.Version != "" || len(names) == 0) {
 		broken("the first request of a terminated type has names and no version")
