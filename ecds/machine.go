@@ -144,6 +144,7 @@ type entry struct {
 	retryAt   time.Time // zero: no retry planned
 	notBefore time.Time // what the registry asked for
 	rejected  *rejection
+	unsure    *form     // Envoy may have refused it without our hearing so
 	held      bool      // a policy filter was given out for wanted; the next stream need not wait for it again
 	expires   time.Time // upstream's time to live; zero: none
 	idleSince time.Time // zero: subscribed
@@ -183,6 +184,9 @@ func (m *machine) answer(now time.Time, id uint64, name, version string, err err
 	f := sub.answered(version)
 	if f == nil {
 		return // overtaken, or from before a removal
+	}
+	if e.unsure.same(f) {
+		e.unsure = nil
 	}
 	if err == nil {
 		sub.acked = f

@@ -89,11 +89,11 @@ func (m *machine) form(e *entry, mod Module) (*form, error) {
 }
 
 // maxSalt is more than the number of rejections that are remembered for one stream: there is always one left.
-const maxSalt = maxRejects + 2
+const maxSalt = maxRejects + 3
 
 // refused says whether Envoy remembers having refused this very form.
 func (e *entry) refused(hash sum) bool {
-	if e.rejected != nil && e.rejected.hash == hash {
+	if e.rejected != nil && e.rejected.hash == hash || e.unsure != nil && e.unsure.hash == hash {
 		return true
 	}
 	for _, s := range e.sessions {

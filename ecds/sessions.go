@@ -65,7 +65,31 @@ func (m *machine) attach(now time.Time, s *session, name string) {
 	e.sessions[s.id] = s
 	upgraded := e.node != nil && e.build != s.build
 	e.node, e.build = s.node, s.build
+	m.respell(e)
 	m.wake(now, e, upgraded)
+}
+
+// doubt notes what Envoy had not answered when its stream ended.
+func (e *entry) doubt(sub *subscription) {
+	if e == nil || len(sub.inflight) == 0 {
+		return
+	}
+	f := sub.inflight[len(sub.inflight)-1]
+	if f.same(e.ready) && !f.same(sub.acked) && !f.same(e.good) {
+		e.unsure = f
+	}
+}
+
+// respell gives what Envoy may have refused unheard another spelling: it would take the same for unchanged, and accept it without a look.
+func (m *machine) respell(e *entry) {
+	if e.unsure == nil || !e.unsure.same(e.ready) || e.wanted == nil || e.wanted.plugin == nil {
+		return
+	}
+	f := e.ready
+	if again, err := m.form(e, Module{Digest: f.digest, Path: f.path}); err == nil {
+		again.warning = f.warning
+		e.ready = again
+	}
 }
 
 // wake resumes work on a resource that a new stream asks for.
@@ -98,6 +122,7 @@ func (m *machine) close(now time.Time, id uint64) {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.subs)) {
+		m.entries[key{s.node.GetId(), name}].doubt(s.subs[name])
 		m.unsubscribe(now, s, name, forgetClosed)
 	}
 	delete(m.sessions, id)

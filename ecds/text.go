@@ -2,32 +2,16 @@ package ecds
 
 import (
 	"net/url"
-	"regexp"
 	"strings"
-	"unicode"
 	"unicode/utf8"
+
+	"github.com/gateway-agent/gateway-agent/internal/envoytext"
 )
 
 const maxEnvoyText = 500 // bytes of Envoy's words that are kept
 
-// quoted matches a value in a dump of a protobuf message, also one that was cut off. Envoy puts such dumps, plugin
-// configuration and environment included, in front of what it has to say about a message that fails validation.
-var quoted = regexp.MustCompile(`:\s*"(?:[^"\\]|\\.)*(?:"|$)`)
-
-// envoyText reduces what Envoy said to its first line, without values, bounded.
-func envoyText(err error) string {
-	text := strings.ToValidUTF8(err.Error(), "?")
-	text = strings.TrimSpace(text)
-	text, _, _ = strings.Cut(text, "\n")
-	text = quoted.ReplaceAllString(text, `: "…"`)
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
-	return shorten(strings.TrimSpace(text), maxEnvoyText)
-}
+// envoyText is what Envoy said without what it quotes of the plugin's configuration and environment.
+func envoyText(err error) string { return envoytext.Public(err.Error(), maxEnvoyText) }
 
 // shorten cuts s to at most n bytes without splitting a character.
 func shorten(s string, n int) string {

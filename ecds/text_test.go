@@ -10,9 +10,10 @@ import (
 func TestEnvoyText(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"Unable to create Wasm plugin p", "Unable to create Wasm plugin p"},
-		{"\n first\nsecond", "first"},
+		{"\n first\nsecond", "first; second"},
+		{"goo.gle/debugonly \nvalue: \"hunter2\"\n: why", "why"},
 		{`config { key: "hunter2\"x" value: "hunter2" } bad: "hunter2 cut off`, `config { key: "…" value: "…" } bad: "…"`},
-		{"a\tb\x00c\xff", "a b c?"},
+		{"a\tb\x00c\xff", "a b c\uFFFD"},
 	} {
 		if got := envoyText(errors.New(c.in)); got != c.want {
 			t.Errorf("envoyText(%q) = %q, want %q", c.in, got, c.want)
