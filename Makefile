@@ -38,7 +38,7 @@ fmt-check:
 .PHONY: vet
 vet:
 	$(GO) vet ./...
-	@out=$$($(GO) fix -diff ./... 2>&1); [ -z "$$out" ] || { echo "$$out"; exit 1; }
+	@out=$$($(GO) fix -stringsbuilder=false -diff ./... 2>&1); [ -z "$$out" ] || { echo "$$out"; exit 1; }
 
 .PHONY: lint
 lint:

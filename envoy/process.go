@@ -95,7 +95,7 @@ func startProcess(ctx context.Context, c Config, args []string, dropped *atomic.
 	if err != nil {
 		return nil, fmt.Errorf("start envoy: stderr pipe: %w", err)
 	}
-	cmd := exec.Command(c.Path, args...)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), c.Path, args...) // ended by drain, not by ctx
 	cmd.Stdout, cmd.Stderr = c.Stdout, w
 	cmd.SysProcAttr = childAttr()
 	cmd.WaitDelay = leftoverWait

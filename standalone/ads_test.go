@@ -168,8 +168,10 @@ func (c *client) want(what string, want ...string) {
 func (c *client) subscribe(k kind, names ...string) {
 	c.send(typeURLs[k], "", names, "")
 }
+
 func (c *client) ack(k kind, more ...string) { c.send(typeURLs[k], c.nonces[typeURLs[k]], more, "") }
-func (c *client) nack(k kind, text string)   { c.send(typeURLs[k], c.nonces[typeURLs[k]], nil, text) }
+
+func (c *client) nack(k kind, text string) { c.send(typeURLs[k], c.nonces[typeURLs[k]], nil, text) }
 
 // bothProtocols runs a test with a source and a client of each protocol, in a bubble.
 func bothProtocols(t *testing.T, test func(t *testing.T, s *Source, c *client)) {

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 
@@ -71,7 +70,7 @@ func (s snapshot) version(k kind) string {
 	h := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(s[k])) {
 		fmt.Fprintf(h, "%q", name)
-		io.WriteString(h, s[k][name].sum)
+		h.Write([]byte(s[k][name].sum))
 	}
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }

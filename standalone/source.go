@@ -110,7 +110,8 @@ func (s *Source) apply(contents contents, publish func(snapshot) error) error {
 		}
 	}
 	if len(c.problems) > 0 {
-		return s.fail(c.problems)
+		s.fail(c.problems)
+		return joined(c.problems)
 	}
 	if s.cfg.Secrets != nil {
 		s.cfg.Secrets(c.secrets())
@@ -120,7 +121,7 @@ func (s *Source) apply(contents contents, publish func(snapshot) error) error {
 }
 
 // fail records the problems of a load; what runs is kept.
-func (s *Source) fail(problems []Problem) error {
+func (s *Source) fail(problems []Problem) {
 	s.mu.Lock()
 	s.loads["failed"]++
 	known := map[Problem]time.Time{}
@@ -140,12 +141,11 @@ func (s *Source) fail(problems []Problem) error {
 	running := s.target != nil
 	s.mu.Unlock()
 	if !running {
-		return joined(problems) // the caller of Load tells
+		return // the caller of Load tells
 	}
 	for _, p := range fresh {
 		s.cfg.Log.Error("configuration cannot be used, what runs is kept", "file", p.File, "line", p.Line, "resource", p.Resource, "err", p.Reason)
 	}
-	return joined(problems)
 }
 
 // accept makes a configuration the one that status shows and that Envoy's answers are about.

@@ -61,9 +61,9 @@ func (s *Source) watch() (hints <-chan fsnotify.Event, lost <-chan error, stop f
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
 		if err = w.Add(s.cfg.Dir); err == nil {
-			return w.Events, w.Errors, func() { w.Close() }
+			return w.Events, w.Errors, func() { _ = w.Close() }
 		}
-		w.Close()
+		_ = w.Close()
 	}
 	s.cfg.Log.Warn("file changes are not reported by the system: comparing files only", "err", err)
 	return nil, nil, func() {}

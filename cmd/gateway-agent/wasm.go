@@ -103,7 +103,7 @@ func (a *app) pull(ctx context.Context, s *settings, o *pullOptions, refs []stri
 	if err != nil {
 		return err
 	}
-	defer store.Close()
+	defer func() { _ = store.Close() }()
 	host, _ := abi.HostForVersion(o.envoyVersion)
 	show := a.newProgress(o)
 	results := make([]pulled, len(refs))

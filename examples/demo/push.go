@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"io"
 	"os"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -11,8 +12,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-
-	"io"
 )
 
 // push stores a module as the image that `docker build` makes of "FROM scratch; COPY plugin.wasm ./".

@@ -77,8 +77,11 @@ func Zstd(t testing.TB, b []byte) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
-	return w.EncodeAll(b, nil)
+	out := w.EncodeAll(b, nil)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 // Compat is the "compat" variant: an OCI image whose last layer holds plugin.wasm.

@@ -2,6 +2,7 @@ package registrytest
 
 import (
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -114,9 +115,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case fault.Status != 0:
-		for key, values := range fault.Header {
-			w.Header()[key] = values
-		}
+		maps.Copy(w.Header(), fault.Header)
 		w.WriteHeader(fault.Status)
 		_, _ = w.Write(fault.Body)
 	case fault.Body != nil:

@@ -4,6 +4,8 @@ package registrytest
 
 import (
 	"bufio"
+	"context"
+	"crypto/rand"
 	"crypto/x509"
 	"fmt"
 	"io"
@@ -16,16 +18,14 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
+	"golang.org/x/crypto/bcrypt"
 )
 
-// User and Password are the account of a registry started with WithAccount.
-const (
-	User     = "puller"
-	Password = "open-sesame"
-)
+// User is the account of a registry started with WithAccount.
+const User = "puller"
 
-// bcrypt of Password, the only form that the registry takes.
-const passwordHash = "$2b$04$HtLmfJflZYJ/liBG2JdE9uVnGDCtGniFX2nPbW87oNmoLd.YcZorG"
+// Password is the password of User, another one in every run. Do not change it.
+var Password = rand.Text()
 
 const startTimeout = 30 * time.Second
 
@@ -72,7 +72,11 @@ func WithTLS(cert, key string) Option {
 func New(t testing.TB, options ...Option) *Registry {
 	t.Helper()
 	r := &Registry{dir: t.TempDir(), auth: authn.Anonymous, Addr: "127.0.0.1:0"}
-	if err := os.WriteFile(filepath.Join(r.dir, "htpasswd"), []byte(User+":"+passwordHash+"\n"), 0o600); err != nil {
+	hash, err := bcrypt.GenerateFromPassword([]byte(Password), bcrypt.MinCost) // the only form that the registry takes
+	if err == nil {
+		err = os.WriteFile(filepath.Join(r.dir, "htpasswd"), fmt.Appendf(nil, "%s:%s\n", User, hash), 0o600)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	var config strings.Builder
@@ -96,7 +100,7 @@ func (r *Registry) Start(t testing.TB) {
 		t.Fatal(err)
 	}
 	// The shell ends the registry when its standard input does, so that a test that dies leaves no process behind.
-	cmd := exec.Command("sh", "-c", `"$0" serve "$1" </dev/null & pid=$!; read -r _; kill -9 $pid; wait`, Binary(t), path)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", "-c", `"$0" serve "$1" </dev/null & pid=$!; read -r _; kill -9 $pid; wait`, Binary(t), path)
 	cmd.Env = append(os.Environ(), "OTEL_TRACES_EXPORTER=none")
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
