@@ -61,6 +61,54 @@ func TestOnePullForAll(t *testing.T) {
 	}
 }
 
+// The same image in another registry is none of this registry's business: one that hangs or lies must not hold up or fail the other.
+func TestRegistriesShareNoDownload(t *testing.T) {
+	r := registrytest.New(t)
+	r.Push(t, "mirrored", "v1", registrytest.WasmToOCI(core("mirrored", 100_000)))
+	bad, good := registrytest.NewProxy(t, r.Addr), registrytest.NewProxy(t, r.Addr)
+	bad.Fail("/blobs/", registrytest.Fault{Cut: 1000, Hang: true})
+	s := open(t, t.TempDir())
+	ctx, quit := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := s.Get(ctx, Request{URL: bad.Ref("mirrored:v1")}); err == nil {
+			t.Error("Get from the registry that hangs = nil")
+		}
+	})
+	for len(bad.Requests("/blobs/")) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := s.Get(soon, Request{URL: good.Ref("mirrored:v1")}); err != nil {
+		t.Errorf("Get from the registry that works = %v", err)
+	}
+	quit()
+	wg.Wait()
+}
+
+// References to the same image share a download; when it fails, each is told so under its own name.
+func TestSharedFailureNamesEachReference(t *testing.T) {
+	r := registrytest.New(t)
+	image := registrytest.WasmToOCI(core("shared", 100_000))
+	r.Push(t, "shared", "v1", image)
+	r.Push(t, "shared", "same", image)
+	p := registrytest.NewProxy(t, r.Addr)
+	p.Fail("/blobs/", registrytest.Fault{Delay: 300 * time.Millisecond, Status: 404})
+	s := open(t, t.TempDir())
+	var wg sync.WaitGroup
+	for _, tag := range []string{"v1", "same"} {
+		wg.Go(func() {
+			_, err := s.Get(t.Context(), Request{URL: p.Ref("shared:" + tag)})
+			wantError(t, err, true, p.Ref("shared:"+tag), "404 Not Found")
+		})
+	}
+	wg.Wait()
+	if n := len(p.Requests("/blobs/")); n != 1 {
+		t.Errorf("%d downloads, want 1", n)
+	}
+}
+
 func TestPullEndsWhenNobodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g flights[int]

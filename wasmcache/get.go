@@ -3,6 +3,8 @@ package wasmcache
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
@@ -136,13 +138,16 @@ func (s *Store) known(ctx context.Context, r *fetch.Resolved) (version, bool) {
 	return v, whole
 }
 
-// bring downloads; references that lead to the same manifest share one download.
+// bring downloads; references that lead to the same manifest of the same repository share one download. The same manifest elsewhere does not
+// count: a registry that hangs or lies must not hold up or fail another.
 func (s *Store) bring(ctx context.Context, a *ask, r *fetch.Resolved, report func(done, total int64)) (version, error) {
-	key := r.Manifest + "\x00" + a.sha256
+	key := strings.Join([]string{r.Repository, r.Manifest, a.sha256}, "\x00")
 	if r.Manifest == "" {
 		key = a.flightKey()
 	}
-	return s.downloads.do(ctx, key, a.ref.String(), report, func(ctx context.Context, report func(int64, int64)) (version, error) {
+	var mine atomic.Bool
+	v, err := s.downloads.do(ctx, key, a.ref.String(), report, func(ctx context.Context, report func(int64, int64)) (version, error) {
+		mine.Store(true)
 		select {
 		case s.slots <- struct{}{}:
 			defer func() { <-s.slots }()
@@ -152,4 +157,8 @@ func (s *Store) bring(ctx context.Context, a *ask, r *fetch.Resolved, report fun
 		result, err := s.download(ctx, r, report)
 		return version{Digest: result.Digest, Size: result.Size}, err
 	})
+	if err != nil && !mine.Load() && ctx.Err() == nil {
+		err = fmt.Errorf("%s is the same image as one that could not be had: %w", a.ref, err)
+	}
+	return v, err
 }

@@ -129,7 +129,7 @@ func (r *Repository) Blob(ctx context.Context, desc v1.Descriptor) (io.ReadClose
 	}
 	if resp.ContentLength >= 0 && resp.ContentLength != desc.Size {
 		resp.Body.Close()
-		return nil, wrap(op, r.anonymous, broken("the registry sends %d bytes, the manifest says %d", resp.ContentLength, desc.Size))
+		return nil, wrap(op, r.anonymous, broken("the registry sends %d bytes, the manifest says %d: push the image again", resp.ContentLength, desc.Size))
 	}
 	return &verified{op: op, inner: resp.Body, hasher: hasher, want: desc}, nil
 }
@@ -168,7 +168,7 @@ func readAll(r io.Reader, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if int64(len(body)) > limit {
-		return nil, broken("it is larger than %d bytes", limit)
+		return nil, broken("it is larger than %d bytes: check that the URL names an image", limit)
 	}
 	return body, nil
 }

@@ -29,18 +29,21 @@ func (v *verified) Read(p []byte) (int, error) {
 	v.hasher.Write(p[:n])
 	switch {
 	case v.got > v.want.Size:
-		return 0, wrap(v.op, false, broken("the registry sends more than the %d bytes that the manifest says", v.want.Size))
+		return 0, wrap(v.op, false, broken("the registry sends more than the %d bytes that the manifest says: push the image again", v.want.Size))
 	case err == nil:
 		return n, nil
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return n, wrap(v.op, false, fmt.Errorf("the connection ended after %d of %d bytes: %w", v.got, v.want.Size, err))
+		return n, wrap(v.op, false, &Error{
+			Kind: Temporary, Hint: "look at the registry, and at what is between",
+			Err: fmt.Errorf("the connection ended after %d of %d bytes: %w", v.got, v.want.Size, err),
+		})
 	case !errors.Is(err, io.EOF):
 		return n, wrap(v.op, false, err)
 	case v.got < v.want.Size:
-		return n, wrap(v.op, false, broken("it ended after %d of %d bytes", v.got, v.want.Size))
+		return n, wrap(v.op, false, broken("it ended after %d of %d bytes: push the image again", v.got, v.want.Size))
 	}
 	if sum := hex.EncodeToString(v.hasher.Sum(nil)); sum != v.want.Digest.Hex {
-		return n, wrap(v.op, false, broken("its bytes have the digest %s:%s", v.want.Digest.Algorithm, sum))
+		return n, wrap(v.op, false, broken("its bytes have the digest %s:%s: push the image again", v.want.Digest.Algorithm, sum))
 	}
 	return n, io.EOF
 }

@@ -70,6 +70,8 @@ type Request struct {
 type Resolved struct {
 	// Manifest is the digest of the chosen manifest, Index of the index that led to it: "sha256:…", "" where there is none.
 	Manifest, Index string
+	// Repository is where the manifest is, as host/repository; "" where there is none.
+	Repository string
 	// Size is how many bytes there are to download; -1: unknown.
 	Size int64
 

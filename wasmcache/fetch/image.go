@@ -27,7 +27,7 @@ func (c *Client) resolveOCI(ctx context.Context, ref Reference, w want, pullSecr
 	if err != nil {
 		return nil, underRef(op, err)
 	}
-	r := &Resolved{want: w, op: op}
+	r := &Resolved{want: w, op: op, Repository: ref.image.Context().Name()}
 	manifest, err := c.findManifest(ctx, repo, ref.image.Identifier(), r)
 	if err != nil {
 		return nil, underRef(op, err)

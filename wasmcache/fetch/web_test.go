@@ -156,7 +156,7 @@ func TestHTTPSlowBodyEnds(t *testing.T) {
 	c := New(Config{StallTime: 50 * time.Millisecond})
 	defer c.Close()
 	_, _, _, err := pull(t.Context(), t, c, Request{URL: server.URL})
-	wantError(t, err, oci.Temporary, "download stalled: 1000 bytes in 50ms")
+	wantError(t, err, oci.Temporary, "download stalled: 1000 bytes in 50ms", "look at the server, and at what is between")
 }
 
 // The real durations: a body that drips a byte a second is cut after 30 s, one that keeps the pace is not.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -96,7 +97,7 @@ func (c *Client) Do(ctx context.Context, rt http.RoundTripper, req *http.Request
 
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
-		return &RefusedError{What: fmt.Sprintf("more than %d redirects", maxRedirects)}
+		return &RefusedError{What: fmt.Sprintf("more than %d redirects", maxRedirects), Remedy: "check where the server redirects"}
 	}
 	return nil
 }
@@ -152,6 +153,12 @@ func (t *tripper) RoundTrip(req *http.Request) (*http.Response, error) {
 
 func (t *tripper) check(req *http.Request) error {
 	target := req.URL.Host
+	if addr, err := netip.ParseAddr(req.URL.Hostname()); err == nil {
+		// The dialer does this for every address; here it is for the reason: where it leads says more than that it is not https.
+		if err := checkAddress(addr, true); err != nil {
+			return err
+		}
+	}
 	switch req.URL.Scheme {
 	case "https":
 	case "http":

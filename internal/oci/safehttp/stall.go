@@ -17,7 +17,7 @@ type StallError struct {
 }
 
 func (e *StallError) Error() string {
-	return fmt.Sprintf("download stalled: %d bytes in %v, less than %d", e.Got, e.Window, e.Want)
+	return fmt.Sprintf("download stalled: %d bytes in %v, less than %d (look at the server, and at what is between)", e.Got, e.Window, e.Want)
 }
 
 // Timeout makes it a timeout for those who ask.
