@@ -232,7 +232,7 @@ func TestSlowModuleDelaysNothingElse(t *testing.T) {
 
 			slow.uri = reg.uri("slow:v2")
 			a.write("plugins.yaml", resources(slow.extension(), quick.extension()))
-			a.eventually(8*time.Second, "the newer version overtakes", func() error { return wantHeader("http://"+addresses[0]+"/", "x-hello-version", "v2") })
+			a.eventually(5*time.Second, "the newer version overtakes", func() error { return wantHeader("http://"+addresses[0]+"/", "x-hello-version", "v2") })
 			time.Sleep(14 * time.Second) // the older pull would have ended by now
 			if err := wantHeader("http://"+addresses[0]+"/", "x-hello-version", "v2"); err != nil {
 				t.Errorf("the older version came back: %v", err)

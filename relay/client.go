@@ -11,6 +11,11 @@ import (
 const (
 	maxResends = 3    // of one change of names that the control plane seems to have ignored
 	maxAnswers = 1024 // settled responses whose answer the control plane does not read
+
+	// patience is how long a response waits for its settlement before it is acknowledged for the time being. A control plane that
+	// sends nothing new before the answer to the last response would else hold a newer version back while a slow module is pulled.
+	// The NACK follows when it comes to that; servers take the last word on a nonce.
+	patience = time.Second
 )
 
 var errAnswers = errors.New("more than 1024 answers wait for a control plane that does not read them")
@@ -43,6 +48,9 @@ type offer struct {
 	nonce, version string
 	hash           uint64
 	problem        error
+	since          time.Time
+	acked          bool   // for the time being
+	former         string // state-of-the-world: the version accepted before that
 }
 
 type answer struct {
@@ -55,10 +63,13 @@ type answer struct {
 func (a *answer) held() bool { return !a.due.IsZero() }
 
 // received takes note of a response and gives it the number under which it is settled.
-func (c *client) received(r *reply, hash uint64) uint64 {
+func (c *client) received(r *reply, hash uint64, now time.Time) uint64 {
 	repeated := c.hash == hash && c.nonce != ""
 	if !c.delta {
 		c.deaf = c.deaf || repeated && slices.ContainsFunc(c.answers, func(a answer) bool { return a.held() })
+		for _, o := range c.offers {
+			c.withdraw(o)
+		}
 		clear(c.offers) // superseded: a settlement that comes now is about the past
 		c.answers = nil
 		c.nonce = r.nonce
@@ -66,8 +77,36 @@ func (c *client) received(r *reply, hash uint64) uint64 {
 	}
 	c.hash = hash
 	c.lastID++
-	c.offers[c.lastID] = offer{nonce: r.nonce, version: r.version, hash: hash, problem: r.problem}
+	c.offers[c.lastID] = offer{nonce: r.nonce, version: r.version, hash: hash, problem: r.problem, since: now}
 	return c.lastID
+}
+
+// withdraw takes an acknowledgement for the time being back.
+func (c *client) withdraw(o offer) {
+	if o.acked && !c.delta {
+		c.accepted = o.former
+	}
+}
+
+// overdue is the response that has waited longest without any answer, 0 when none has lost patience.
+func (c *client) overdue(now time.Time) (oldest uint64) {
+	for id, o := range c.offers {
+		if !o.acked && now.Sub(o.since) >= patience && (oldest == 0 || id < oldest) {
+			oldest = id
+		}
+	}
+	return oldest
+}
+
+// acknowledge answers a response for the time being.
+func (c *client) acknowledge(id uint64, names map[string]struct{}) *ask {
+	o := c.offers[id]
+	o.acked, o.former = true, c.accepted
+	c.offers[id] = o
+	if !c.delta {
+		c.accepted = o.version
+	}
+	return c.answer(answer{nonce: o.nonce}, names)
 }
 
 // checkHeard has a change of names told again when a response does not show it. A response that only repeats the last one is the answer to
@@ -98,10 +137,14 @@ func (c *client) settle(id uint64, err error, now time.Time) error {
 		return nil
 	}
 	delete(c.offers, id)
+	c.withdraw(o)
 	a := answer{nonce: o.nonce, err: errors.Join(err, o.problem)}
 	if a.err == nil {
 		c.accepted = o.version
 		c.deaf = c.deaf && !c.throttle.accepted(o.hash)
+		if o.acked {
+			return nil
+		}
 	} else if hold := c.throttle.rejected(o.hash); hold > 0 {
 		c.keepOpen(a, o.version)
 		a.due = now.Add(hold)
@@ -136,11 +179,21 @@ func (c *client) dropHeld() {
 	}
 }
 
-// due is when the first answer that is held back may go, zero: none is.
+// due is when there is something to say at the latest: an answer that is held back, or one for the time being. Zero: nothing is.
 func (c *client) due() (first time.Time) {
+	sooner := func(t time.Time) {
+		if first.IsZero() || t.Before(first) {
+			first = t
+		}
+	}
 	for _, a := range c.answers {
-		if a.held() && (first.IsZero() || a.due.Before(first)) {
-			first = a.due
+		if a.held() {
+			sooner(a.due)
+		}
+	}
+	for _, o := range c.offers {
+		if !o.acked {
+			sooner(o.since.Add(patience))
 		}
 	}
 	return first
@@ -171,7 +224,7 @@ func (c *client) changed(names map[string]struct{}) bool {
 
 // wants tells whether there is something to say.
 func (c *client) wants(names map[string]struct{}, now time.Time) bool {
-	return c.ready(now) >= 0 || c.changed(names) || c.resend
+	return c.ready(now) >= 0 || c.overdue(now) != 0 || c.changed(names) || c.resend
 }
 
 // next is the next thing to say, nil when there is nothing.
@@ -180,6 +233,9 @@ func (c *client) next(names map[string]struct{}, now time.Time) *ask {
 		a := c.answers[i]
 		c.answers = slices.Delete(c.answers, i, i+1)
 		return c.answer(a, names)
+	}
+	if id := c.overdue(now); id != 0 {
+		return c.acknowledge(id, names)
 	}
 	if !c.changed(names) && !c.resend {
 		return nil

@@ -276,7 +276,7 @@ func (s *session) nextDue() <-chan time.Time {
 			}
 		}
 	}
-	if s.term != nil {
+	if s.term != nil && !s.term.queued { // a turn in the queue says all that is due
 		if d := s.term.client.due(); !d.IsZero() && (due.IsZero() || d.Before(due)) {
 			due = d
 		}

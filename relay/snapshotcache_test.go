@@ -166,6 +166,38 @@ func TestSnapshotCacheExtensionConfigs(t *testing.T) {
 	})
 }
 
+// While a response waits for a slow module, a newer one comes all the same: the server sends nothing before it has an answer.
+func TestSnapshotCacheNewerOvertakesAnUnsettledOffer(t *testing.T) {
+	withSnapshots(t, func(s *snapshotRig) {
+		t := s.t
+		var offered []string
+		var last uint64
+		s.engine.onOffer = func(offer uint64, resources []*discoveryv3.Resource) {
+			last = offer
+			offered = append(offered, resources[0].GetVersion())
+		}
+		s.set("1", "e1=a")
+		s.envoy.Open()
+		s.envoy.Want(xdstest.CDS)
+		s.envoy.ACK(s.envoy.Recv())
+		s.envoy.Want(xdstest.ECDS, "e1")
+		s.wait()
+		s.set("2", "e1=b")
+		s.extensions(patience + 100*time.Millisecond)
+		s.wait()
+		if len(offered) != 2 {
+			t.Fatalf("offered %v after %v, want both versions", offered, patience)
+		}
+		s.engine.settle(last, errTest) // before it was acknowledged
+		s.set("3", "e1=c")
+		s.extensions(patience)
+		s.wait()
+		if len(offered) != 3 {
+			t.Errorf("offered %v, want the third version after the second was rejected", offered)
+		}
+	})
+}
+
 // extensions accepts what Envoy gets until nothing comes for d.
 func (s *snapshotRig) extensions(d time.Duration) map[string]string {
 	s.t.Helper()

@@ -107,7 +107,7 @@ func (s *session) offer(r *reply, hash uint64) {
 	if !s.opened {
 		return // nothing was asked for
 	}
-	id := s.term.client.received(r, hash)
+	id := s.term.client.received(r, hash, time.Now())
 	s.askUpstream()
 	s.server.config.Terminator.Offer(s.id, id, r.resources, r.removed)
 }
