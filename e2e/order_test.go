@@ -10,7 +10,10 @@ import (
 	"time"
 )
 
-const hunter = "hunter2-hunter2"
+const (
+	hunter = "hunter2-hunter2"
+	soon   = 20 * time.Second // these tests are about order, not speed: a busy machine compiles a module for seconds
+)
 
 // Envoy puts the whole message in front of what is wrong with it.
 func TestRejectionShowsNoSecrets(t *testing.T) {
@@ -26,7 +29,7 @@ func TestRejectionShowsNoSecrets(t *testing.T) {
 			}
 			cp.set(broken, strings.Replace(cluster("origin", origin), "connect_timeout: 1s", "connect_timeout: 0s\n  metadata: {filter_metadata: {x: {token: "+hunter+"}}}", 1))
 			a.start("--xds-address", cp.address, "--xds-mode", mode)
-			a.eventually(10*time.Second, "status tells of both rejections", func() error {
+			a.eventually(soon, "status tells of both rejections", func() error {
 				text := a.statusText("-o", "json")
 				for _, want := range []string{"ConnectTimeout: value must be greater than 0s", "Domains: value must contain at least 1 item"} {
 					if !strings.Contains(text, want) {
@@ -115,7 +118,7 @@ func TestRapidPushesEndInTheLast(t *testing.T) {
 					time.Sleep(40 * time.Millisecond)
 				}
 				url := "http://" + address + "/"
-				took := a.eventually(8*time.Second, "the last push is live", func() error { return wantHeader(url, "x-hello", "n49") })
+				took := a.eventually(soon, "the last push is live", func() error { return wantHeader(url, "x-hello", "n49") })
 				t.Logf("the last of 50 was live after %v", took)
 				for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 					if err := wantHeader(url, "x-hello", "n49"); err != nil {
@@ -177,20 +180,20 @@ func TestListenerChurn(t *testing.T) {
 				time.Sleep(pause * time.Millisecond)
 				p.value = fmt.Sprint(i + 1)
 				set(listener("main", addresses[0], p.discovered()))
-				took := a.eventually(5*time.Second, fmt.Sprintf("round %d: the listener is back, with the newest plugin", i), func() error {
+				took := a.eventually(soon, fmt.Sprintf("round %d: the listener is back, with the newest plugin", i), func() error {
 					return wantHeader(url, "x-hello", p.value)
 				})
 				t.Logf("round %d, %v away: back after %v", i, pause*time.Millisecond, took)
 			}
 			set()
-			a.eventually(10*time.Second, "the plugin is given up", func() error {
+			a.eventually(soon, "the plugin is given up", func() error {
 				if text := a.statusText("-o", "json"); strings.Contains(text, `"name": "hello"`) {
 					return fmt.Errorf("status:\n%s", text)
 				}
 				return nil
 			})
 			set(listener("main", addresses[0], p.discovered()))
-			a.eventually(5*time.Second, "the listener is back", func() error { return wantHeader(url, "x-hello", p.value) })
+			a.eventually(soon, "the listener is back", func() error { return wantHeader(url, "x-hello", p.value) })
 		})
 	}
 }
@@ -210,7 +213,7 @@ func TestTwoListenersShareAPlugin(t *testing.T) {
 			serves := func(what string, addresses ...string) {
 				t.Helper()
 				for _, address := range addresses {
-					a.eventually(4*time.Second, what, func() error { return wantHeader("http://"+address+"/", "x-hello", p.value) })
+					a.eventually(soon, what, func() error { return wantHeader("http://"+address+"/", "x-hello", p.value) })
 				}
 			}
 			set(one, two)
@@ -249,22 +252,22 @@ func TestPluginRemovedUpstream(t *testing.T) {
 			watch := watchFiltered(t, "main", url)
 			cp.set(rest...)
 			if mode == "delta" {
-				a.eventually(3*time.Second, "the removal is live", func() error { return wantCode(url, 500) })
+				a.eventually(soon, "the removal is live", func() error { return wantCode(url, 500) })
 			}
 			time.Sleep(time.Second)
 			p.value = "back"
 			cp.set(append(rest, p.extension())...)
-			a.eventually(10*time.Second, "the plugin is back", func() error { return wantHeader(url, "x-hello", "back") })
+			a.eventually(soon, "the plugin is back", func() error { return wantHeader(url, "x-hello", "back") })
 			cp.set(rest...)
 			time.Sleep(500 * time.Millisecond)
 			if err := syscall.Kill(a.envoyPID(), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			a.eventually(10*time.Second, "Envoy listens again", func() error { _, _, _, err := get(url); return err })
+			a.eventually(soon, "Envoy listens again", func() error { _, _, _, err := get(url); return err })
 			time.Sleep(time.Second)
 			p.value = "again"
 			cp.set(append(rest, p.extension())...)
-			a.eventually(10*time.Second, "the plugin is back", func() error { return wantHeader(url, "x-hello", "again") })
+			a.eventually(soon, "the plugin is back", func() error { return wantHeader(url, "x-hello", "again") })
 			watch.check()
 		})
 	}

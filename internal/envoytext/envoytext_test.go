@@ -11,8 +11,10 @@ func TestPublic(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"plain", "Unable to create Wasm plugin p", "Unable to create Wasm plugin p"},
 		{"dump first", "goo.gle/debugonly    \nname: \"origin\"\ntoken: \"hunter2\"\nx {\n}\n: " + failed, failed},
-		{"dump inside", "Error adding/updating listener(s) main: goo.gle/debugstr  \nkey: hunter2\n: " + failed + "\nl2: Address already in use\n",
-			"Error adding/updating listener(s) main: " + failed + "; l2: Address already in use"},
+		{
+			"dump inside", "Error adding/updating listener(s) main: goo.gle/debugstr  \nkey: hunter2\n: " + failed + "\nl2: Address already in use\n",
+			"Error adding/updating listener(s) main: " + failed + "; l2: Address already in use",
+		},
 		{"two dumps", "a: goo.gle/debugonly \nx: hunter2\n: one\nb: goo.gle/debugonly \nx: hunter2\n: two", "a: one; b: two"},
 		{"dump cut off", "main: goo.gle/debugonly \nx: 1\nkey: \"hunter2", "main:"},
 		{"nothing left", "goo.gle/debugonly \nx: 1\nkey: \"hunter2", nothing},
