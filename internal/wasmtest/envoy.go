@@ -150,7 +150,18 @@ func writeBootstrap(t testing.TB, kind, module, configuration string) string {
 }
 
 func bootstrap(kind, module, configuration string) object {
-	loopback := object{"socket_address": object{"address": "127.0.0.1", "port_value": 0}}
+	return object{
+		"admin":            object{"address": loopback()},
+		"static_resources": object{"listeners": []any{listener(kind, module, configuration)}},
+	}
+}
+
+func loopback() object {
+	return object{"socket_address": object{"address": "127.0.0.1", "port_value": 0}}
+}
+
+// listener has the module as an HTTP filter before a route that answers 200, or as a network filter before an echo.
+func listener(kind, module, configuration string) object {
 	filters := []any{wasmFilter(kind, module, configuration)}
 	if kind == Network {
 		filters = append(filters, typed("envoy.filters.network.echo", "envoy.extensions.filters.network.echo.v3.Echo", object{}))
@@ -163,12 +174,7 @@ func bootstrap(kind, module, configuration string) object {
 				"route_config": object{"virtual_hosts": []any{object{"name": "all", "domains": []any{"*"}, "routes": []any{route}}}},
 			})}
 	}
-	return object{
-		"admin": object{"address": loopback},
-		"static_resources": object{"listeners": []any{
-			object{"name": "test", "address": loopback, "filter_chains": []any{object{"filters": filters}}},
-		}},
-	}
+	return object{"name": "test", "address": loopback(), "filter_chains": []any{object{"filters": filters}}}
 }
 
 func wasmFilter(kind, module, configuration string) object {

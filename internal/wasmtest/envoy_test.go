@@ -14,34 +14,41 @@ import (
 )
 
 func TestEnvoyTakesAndRefusesTheSmallModules(t *testing.T) {
-	for name, tt := range map[string]struct {
+	tests := []struct {
+		name             string
 		module           []byte
 		accepted, killed bool
 	}{
-		"minimal":          {wasmtest.Minimal(), true, false},
-		"no marker":        {wasmtest.NoMarker(), false, false},
-		"no malloc":        {wasmtest.NoMalloc(), false, false},
-		"missing import":   {wasmtest.MissingImport("env", "nothing"), false, false},
-		"fitting import":   {wasmtest.MissingImport("env", "proxy_done"), false, false}, // another signature
-		"global import":    {wasmtest.GlobalImport(), false, false},
-		"huge memory":      {wasmtest.HugeMemory(), false, false},
-		"wrong callback":   {wasmtest.WrongCallback(), false, false},
-		"fails configure":  {wasmtest.FailConfigure(), false, false},
-		"traps":            {wasmtest.TrapInStart(), false, false},
-		"invalid code":     {wasmtest.InvalidCode(), false, false},
-		"truncated":        {wasmtest.Truncated(), false, false},
-		"start calls host": {wasmtest.HostCallInStart(), false, true},
-		"no memory":        {wasmtest.NoMemory(), false, true},
-		"tag import":       {wasmtest.TagImport(), false, true},
-		"hello":            {wasmtest.PluginBytes(t, "hello"), true, false},
-		"netcount":         {wasmtest.PluginBytes(t, "netcount"), true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := wasmtest.Load(t, tt.module)
+		{"minimal", wasmtest.Minimal(), true, false},
+		{"no marker", wasmtest.NoMarker(), false, false},
+		{"no malloc", wasmtest.NoMalloc(), false, false},
+		{"missing import", wasmtest.MissingImport("env", "nothing"), false, false},
+		{"fitting import", wasmtest.MissingImport("env", "proxy_done"), false, false}, // another signature
+		{"global import", wasmtest.GlobalImport(), false, false},
+		{"huge memory", wasmtest.HugeMemory(), false, false},
+		{"wrong callback", wasmtest.WrongCallback(), false, false},
+		{"fails configure", wasmtest.FailConfigure(), false, false},
+		{"traps", wasmtest.TrapInStart(), false, false},
+		{"invalid code", wasmtest.InvalidCode(), false, false},
+		{"truncated", wasmtest.Truncated(), false, false},
+		{"start calls host", wasmtest.HostCallInStart(), false, true},
+		{"no memory", wasmtest.NoMemory(), false, true},
+		{"tag import", wasmtest.TagImport(), false, true},
+		{"hello", wasmtest.PluginBytes(t, "hello"), true, false},
+		{"netcount", wasmtest.PluginBytes(t, "netcount"), true, false},
+	}
+	var modules [][]byte
+	for _, tt := range tests {
+		modules = append(modules, tt.module)
+	}
+	all := wasmtest.LoadAll(t, modules)
+	for i, tt := range tests {
+		// Envoy says the same at its start and as an update.
+		for how, got := range map[string]wasmtest.Loaded{"Load": wasmtest.Load(t, tt.module), "LoadAll": all[i]} {
 			if got.Accepted != tt.accepted || got.Killed != tt.killed {
-				t.Errorf("Load: accepted %t, killed %t, want %t, %t\n%s", got.Accepted, got.Killed, tt.accepted, tt.killed, got.Log)
+				t.Errorf("%s(%s): accepted %t, killed %t, want %t, %t\n%s", how, tt.name, got.Accepted, got.Killed, tt.accepted, tt.killed, got.Log)
 			}
-		})
+		}
 	}
 }
 

@@ -2,7 +2,6 @@ package abi
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -34,15 +33,18 @@ func check(t testing.TB, host Host, module []byte) Verdict {
 
 // TestCorpusAgainstEnvoy holds every verdict against what the real Envoy does.
 func TestCorpusAgainstEnvoy(t *testing.T) {
-	host := envoy(t)
-	for _, s := range corpus(t) {
+	host, samples := envoy(t), corpus(t)
+	var modules [][]byte
+	for _, s := range samples {
+		modules = append(modules, s.module)
+	}
+	for i, loaded := range wasmtest.LoadAll(t, modules) {
+		s := samples[i]
 		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
 			got := check(t, host, s.module)
-			loaded := wasmtest.Load(t, s.module)
 			t.Logf("Envoy: accepted %t, killed %t; Check: %s %s %q", loaded.Accepted, loaded.Killed, got.Outcome, got.Reason, got.Warnings)
 			if want := !loaded.Accepted && !s.runtime; (got.Outcome == Broken) != want {
-				t.Errorf("Check: %s (%s), Envoy: accepted %t, killed %t\n%s", got.Outcome, got.Reason, loaded.Accepted, loaded.Killed, loaded.Log)
+				t.Errorf("Check: %s (%s), Envoy: accepted %t, killed %t\n%s", got.Outcome, got.Reason, loaded.Accepted, loaded.Killed, wasmtest.Load(t, s.module).Log)
 			}
 			if got.Outcome != Good && got.Reason == "" || strings.ContainsAny(got.Reason, "\n\r") {
 				t.Errorf("Check: reason %q for %s", got.Reason, got.Outcome)
@@ -53,16 +55,15 @@ func TestCorpusAgainstEnvoy(t *testing.T) {
 
 // TestStartCallsAgainstEnvoy calls every host function in a start section. Some die only with arguments that make sense.
 func TestStartCallsAgainstEnvoy(t *testing.T) {
-	host := envoy(t)
+	host, functions := envoy(t), hostFunctions()
 	sometimes := []string{"fd_write", "fd_pwrite", "fd_tell", "fd_fdstat_get", "random_get"}
-	functions := hostFunctions()
-	for _, key := range slices.SortedFunc(maps.Keys(functions), compareKeys) {
-		if key[0] == "wasi_unstable" {
-			continue
-		}
-		module := wasmtest.CallInStart(key[0], key[1], functions[key])
-		loaded, got := wasmtest.Load(t, module), check(t, host, module)
-		want := Good
+	keys := preview1AndEnv(functions)
+	var modules [][]byte
+	for _, key := range keys {
+		modules = append(modules, wasmtest.CallInStart(key[0], key[1], functions[key]))
+	}
+	for i, loaded := range wasmtest.LoadAll(t, modules) {
+		key, got, want := keys[i], check(t, host, modules[i]), Good
 		switch {
 		case slices.Contains(sometimes, key[1]) || loaded.Killed && key[1] != "poll_oneoff":
 			want = Broken
@@ -77,25 +78,38 @@ func TestStartCallsAgainstEnvoy(t *testing.T) {
 
 // TestWithoutMemoryAgainstEnvoy calls the functions that need no memory in a module without one.
 func TestWithoutMemoryAgainstEnvoy(t *testing.T) {
-	host := envoy(t)
-	functions := hostFunctions()
-	for _, key := range slices.SortedFunc(maps.Keys(functions), compareKeys) {
-		if key[0] == "wasi_unstable" || touchesMemory(importFunc{module: key[0], name: key[1]}) {
-			continue
-		}
-		var function uint32
-		module := bare("", func(e *wasmtest.Encoder) {
-			function = e.Import(key[0], key[1], functions[key])
+	host, functions := envoy(t), hostFunctions()
+	keys := slices.DeleteFunc(preview1AndEnv(functions), func(key [2]string) bool {
+		return touchesMemory(importFunc{module: key[0], name: key[1]})
+	})
+	var modules [][]byte
+	for _, key := range keys {
+		modules = append(modules, bare("", func(e *wasmtest.Encoder) {
+			function := e.Import(key[0], key[1], functions[key])
 			e.ExportFunc(abi021, ">")
 			e.ExportFunc("proxy_on_configure", "ii>i", wasmtest.CallZeros(function, functions[key]), wasmtest.I32Const(1))
-		}).module
-		if loaded := wasmtest.Load(t, module); loaded.Killed {
-			t.Errorf("%s.%s without a memory kills Envoy", key[0], key[1])
+		}).module)
+	}
+	for i, loaded := range wasmtest.LoadAll(t, modules) {
+		if loaded.Killed {
+			t.Errorf("%s.%s without a memory kills Envoy", keys[i][0], keys[i][1])
 		}
-		if got := check(t, host, module); got.Outcome != Good {
-			t.Errorf("%s.%s without a memory: Check %s (%s)", key[0], key[1], got.Outcome, got.Reason)
+		if got := check(t, host, modules[i]); got.Outcome != Good {
+			t.Errorf("%s.%s without a memory: Check %s (%s)", keys[i][0], keys[i][1], got.Outcome, got.Reason)
 		}
 	}
+}
+
+// preview1AndEnv are the sorted names of the functions less those under the old name of WASI, which are the same functions.
+func preview1AndEnv(functions map[[2]string]string) [][2]string {
+	var keys [][2]string
+	for key := range functions {
+		if key[0] != "wasi_unstable" {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, compareKeys)
+	return keys
 }
 
 func compareKeys(a, b [2]string) int { return slices.Compare(a[:], b[:]) }
@@ -123,7 +137,7 @@ func mutate(random *rand.Rand, module []byte) []byte {
 
 // TestMutantsAgainstEnvoy holds the verdicts on damaged modules against the real Envoy: none that it accepts is broken.
 func TestMutantsAgainstEnvoy(t *testing.T) {
-	host, seed, count := envoy(t), uint64(1), 40
+	host, seed, count := envoy(t), uint64(1), 200
 	if text := os.Getenv("MUTANTS"); text != "" {
 		fmt.Sscan(text, &count, &seed)
 	}
@@ -134,17 +148,20 @@ func TestMutantsAgainstEnvoy(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
+	mutants := make([][]byte, count)
+	for i := range mutants {
+		mutants[i] = mutate(random, seeds[random.IntN(len(seeds))])
+	}
 	undecided := 0
-	for range count {
-		module := mutate(random, seeds[random.IntN(len(seeds))])
-		got, loaded := check(t, host, module), wasmtest.Load(t, module)
+	for i, loaded := range wasmtest.LoadAll(t, mutants) {
+		got := check(t, host, mutants[i])
 		switch {
 		case strings.HasPrefix(got.Reason, "neither exports nor imports a memory"): // Envoy dies later, at the call
 		case loaded.Accepted && got.Outcome == Broken:
-			t.Errorf("Envoy accepts what Check calls broken (%s): %x", got.Reason, module)
+			t.Errorf("Envoy accepts what Check calls broken (%s): %x", got.Reason, mutants[i])
 		case !loaded.Accepted && got.Outcome != Broken:
 			undecided++
-			t.Logf("Envoy refuses (killed %t) what Check calls %s (%s): %x\n%s", loaded.Killed, got.Outcome, got.Reason, module, loaded.Log)
+			t.Logf("Envoy refuses (killed %t) what Check calls %s (%s): %x", loaded.Killed, got.Outcome, got.Reason, mutants[i])
 		}
 	}
 	t.Logf("%d of %d refused by Envoy and not by Check", undecided, count)
