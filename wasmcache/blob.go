@@ -33,7 +33,7 @@ type stamp struct {
 func stampOf(info fs.FileInfo) stamp {
 	st := stamp{size: info.Size(), mtime: info.ModTime()}
 	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
-		st.inode = uint64(sys.Ino)
+		st.inode = sys.Ino
 	}
 	return st
 }

@@ -51,8 +51,10 @@ func New(cfg Config) *Client {
 func ParseReference(s string) (name.Reference, error) {
 	ref, err := name.ParseReference(s)
 	if err != nil {
-		return nil, &Error{Kind: Broken, Op: "parse reference " + safehttp.OneLine(s, 200),
-			Err: errors.New("not an image reference"), Hint: "write it as host/repository:tag or host/repository@sha256:…"}
+		return nil, &Error{
+			Kind: Broken, Op: "parse reference " + safehttp.OneLine(s, 200),
+			Err: errors.New("not an image reference"), Hint: "write it as host/repository:tag or host/repository@sha256:…",
+		}
 	}
 	return ref, nil
 }

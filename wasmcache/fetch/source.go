@@ -24,7 +24,7 @@ func (s *source) Read(p []byte) (int, error) {
 	}
 	n, err := s.inner.Read(p)
 	s.done += int64(n)
-	if err == io.ErrUnexpectedEOF && s.total >= 0 { // of a bare connection
+	if !s.verified && s.total >= 0 && errors.Is(err, io.ErrUnexpectedEOF) {
 		err = fmt.Errorf("the connection ended after %d of %d bytes: %w", s.done, s.total, err)
 	}
 	if s.done > s.limit {

@@ -3,6 +3,7 @@ package fetch
 import (
 	"archive/tar"
 	"crypto/x509"
+	"errors"
 	"io"
 	"log"
 	"net/http"
@@ -108,7 +109,7 @@ func TestHTTPStatuses(t *testing.T) {
 		if strings.Contains(err.Error(), "secret") {
 			t.Errorf("error %v has the query in it", err)
 		}
-		if e, ok := err.(*oci.Error); ok && tt.kind == oci.RateLimited && e.RetryAfter() != 7*time.Second {
+		if e, ok := errors.AsType[*oci.Error](err); ok && tt.kind == oci.RateLimited && e.RetryAfter() != 7*time.Second {
 			t.Errorf("RetryAfter = %v, want 7s", e.RetryAfter())
 		}
 		c.Close()
