@@ -398,7 +398,7 @@ func TestNestedRemoteIsRefused(t *testing.T) {
 			b = protowire.AppendBytes(protowire.AppendTag(protowire.AppendVarint(protowire.AppendTag(nil, 3, protowire.VarintType), 5), 7, protowire.BytesType), b)
 		}
 		_, err := parse(envelope("p", "", &anypb.Any{TypeUrl: typePrefix + "example.Composite", Value: b}))
-		if err != c.want {
+		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
 	}

@@ -504,7 +504,8 @@ func labels(m *dto.Metric) string {
 // TestHammer lets many streams do everything at once; the race detector and the checks in push are the test.
 func TestHammer(t *testing.T) {
 	s := &store{plan: map[string]func(context.Context) error{"oci://r/v2": fails(errBusy), "oci://r/v3": fails(errGone)}}
-	e := must(New(Config{Modules: s, State: &disk{}, Hold: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}))
+	log := slog.New(slog.NewTextHandler(io.Discard, nil)) //nolint:sloglint // it reads what is logged, so that the race detector sees it
+	e := must(New(Config{Modules: s, State: &disk{}, Hold: 5 * time.Millisecond, Log: log}))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1) // the one result
 	go func() { done <- e.Run(ctx) }()
