@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/envoytext"
 )
 
 // logFormat makes each line of Envoy's log a JSON object. (--log-format-escaped must not be used with it, and the bootstrap's own
@@ -42,6 +44,9 @@ func parseLine(line string) entry {
 	var e entry
 	if !strings.HasPrefix(line, "{") || json.Unmarshal([]byte(line), &e) != nil || e.plain() {
 		return entry{Message: clip(strings.ToValidUTF8(line, "\uFFFD"), maxMessage)}
+	}
+	if e.Logger == "config" || strings.Contains(e.Message, "goo.gle/debug") {
+		e.Message = envoytext.Public(e.Message, maxMessage) // a rejected configuration is printed whole, secrets included
 	}
 	e.Message = clip(strings.TrimSpace(e.Message), maxMessage)
 	return e

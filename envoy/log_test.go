@@ -3,6 +3,7 @@ package envoy
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -121,4 +122,21 @@ func FuzzParseLine(f *testing.F) {
 		}
 		_, _ = e.when(), tidyReason(e.text())
 	})
+}
+
+// Envoy prints a configuration that it rejects before it says why: neither log nor crash report may show it.
+func TestParseLineShowsNoConfiguration(t *testing.T) {
+	for _, logger := range []string{"config", "upstream"} {
+		line, err := json.Marshal(map[string]any{
+			"level": "warning", "logger": logger,
+			"msg": "gRPC config rejected: Proto constraint validation failed (field): goo.gle/debugstr\nconfig {\n  key: \"swordfish\"\n}\n: value is required",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := parseLine(string(line)).text()
+		if strings.Contains(got, "swordfish") || !strings.Contains(got, "value is required") {
+			t.Errorf("parseLine of a rejection by %s = %q, want the reason without the configuration", logger, got)
+		}
+	}
 }

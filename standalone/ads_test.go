@@ -403,7 +403,7 @@ func TestAttribute(t *testing.T) {
 		"Error adding/updating listener(s) listener_0.0.0.0:80: in use\n": {"listener_0.0.0.0:80": "in use"},
 		"Only unique names": {"": "Only unique names"},
 		"xa: no":            {"": "xa: no"},
-		"":                  {"": ""},
+		"":                  {"": "rejected without a reason that can be shown"},
 	} {
 		if diff := cmp.Diff(want, attribute(text, names)); diff != "" {
 			t.Errorf("attribute(%q) differs (-want +got):\n%s", text, diff)

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+
+	"github.com/gateway-agent/gateway-agent/internal/envoytext"
 )
 
 // rejection is what Envoy said of a resource it did not take.
@@ -13,7 +15,7 @@ type rejection struct {
 	name string // "" when its text names none
 }
 
-// maxReason bounds what is kept of Envoy's text, which may contain a whole configuration.
+// maxReason bounds what is kept of Envoy's text, in bytes.
 const maxReason = 1000
 
 // answer takes Envoy's answer to a response: names are those in it, none for all of the kind.
@@ -88,14 +90,14 @@ func attribute(text string, names []string) map[string]string {
 				end = j
 			}
 		}
-		out[name] = clip(strings.Trim(text[i+len(name)+1:end], " \n,"))
+		out[name] = envoytext.Public(strings.Trim(text[i+len(name)+1:end], " \n,"), maxReason)
 	}
 	if len(out) == 0 {
 		name := ""
 		if len(names) == 1 {
 			name = names[0]
 		}
-		out[name] = clip(text)
+		out[name] = envoytext.Public(text, maxReason)
 	}
 	return out
 }
@@ -115,9 +117,3 @@ func mention(text, name string) int {
 	}
 }
 
-func clip(s string) string {
-	if len(s) > maxReason {
-		return strings.ToValidUTF8(s[:maxReason], "") + "…"
-	}
-	return s
-}
