@@ -145,8 +145,10 @@ func (b *blueprint) readLocal(src *corev3.DataSource, env map[string]string) err
 		if err != nil {
 			return fmt.Errorf("resolve %s: %w", code.Filename, err)
 		}
-		b.ref = &Reference{Resource: b.name, URL: (&url.URL{Scheme: "file", Path: path}).String(),
-			Always: env[policyKey] == "Always", ResourceVersion: env[versionKey]}
+		b.ref = &Reference{
+			Resource: b.name, URL: (&url.URL{Scheme: "file", Path: path}).String(),
+			Always: env[policyKey] == "Always", ResourceVersion: env[versionKey],
+		}
 	}
 	return nil
 }

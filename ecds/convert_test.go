@@ -3,6 +3,7 @@ package ecds
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -90,8 +91,10 @@ func TestReferenceIsLoggedWithoutSecrets(t *testing.T) {
 
 // rich is a plugin with everything set, also fields this program knows nothing of.
 func rich() *httpwasmv3.Wasm {
-	s := spec{name: "p", uri: "oci://r/v1", config: "c", sha: "ab", hostEnv: []string{"HOME"}, policy: wasmv3.FailurePolicy_FAIL_RELOAD,
-		env: map[string]string{"A": "1", "B": "2", secretKey: "s3cret", policyKey: "Always", versionKey: "1", controlKey + "NEW": "x"}}
+	s := spec{
+		name: "p", uri: "oci://r/v1", config: "c", sha: "ab", hostEnv: []string{"HOME"}, policy: wasmv3.FailurePolicy_FAIL_RELOAD,
+		env: map[string]string{"A": "1", "B": "2", secretKey: "s3cret", policyKey: "Always", versionKey: "1", controlKey + "NEW": "x"},
+	}
 	cfg := s.plugin()
 	cfg.RootId = "root"
 	cfg.CapabilityRestrictionConfig = &wasmv3.CapabilityRestrictionConfig{AllowedCapabilities: map[string]*wasmv3.SanitizationConfig{"proxy_log": {}, "fd_write": {}}}
@@ -388,8 +391,11 @@ func TestNestedRemoteIsRefused(t *testing.T) {
 		inner *anypb.Any
 		want  error
 	}{
-		{"remote", remote, errNestedRemote}, {"local", local, nil}, {"control keys", keys, errNestedKeys},
-		{"remote in a struct", jsonOf(spec{name: "p", uri: "oci://r/i"}), errNestedRemote}, {"local in a struct", jsonOf(spec{name: "p", file: "/m"}), nil},
+		{"remote", remote, errNestedRemote},
+		{"local", local, nil},
+		{"control keys", keys, errNestedKeys},
+		{"remote in a struct", jsonOf(spec{name: "p", uri: "oci://r/i"}), errNestedRemote},
+		{"local in a struct", jsonOf(spec{name: "p", file: "/m"}), nil},
 		{"garbage", &anypb.Any{TypeUrl: typePrefix + httpWasm, Value: []byte{0xff}}, errNestedRemote},
 	} {
 		// In a message of a type nobody here knows, some levels down.
@@ -405,8 +411,13 @@ func TestNestedRemoteIsRefused(t *testing.T) {
 }
 
 func FuzzConvert(f *testing.F) {
-	for _, s := range []spec{v1, {name: "p", file: "/m"}, {name: "p", inline: "x"}, {name: "p", inline: "n", runtime: nullRuntime},
-		{name: "p", uri: "r/i:latest", network: true, hostEnv: []string{"H"}, env: map[string]string{secretKey: "s", "A": "1"}}} {
+	for _, s := range []spec{
+		v1,
+		{name: "p", file: "/m"},
+		{name: "p", inline: "x"},
+		{name: "p", inline: "n", runtime: nullRuntime},
+		{name: "p", uri: "r/i:latest", network: true, hostEnv: []string{"H"}, env: map[string]string{secretKey: "s", "A": "1"}},
+	} {
 		for _, form := range forms {
 			f.Add(form.wrap(f, s).Resource.Value)
 		}

@@ -156,8 +156,10 @@ type entry struct {
 }
 
 func newMachine(hold time.Duration, policyModule func(bool) (string, error), rand func() float64) *machine {
-	return &machine{hold: hold, retryMax: defaultRetryMax, policyModule: policyModule, rand: rand, maxState: maxState, sessions: map[uint64]*session{},
-		entries: map[key]*entry{}, pulls: map[uint64]*entry{}}
+	return &machine{
+		hold: hold, retryMax: defaultRetryMax, policyModule: policyModule, rand: rand, maxState: maxState, sessions: map[uint64]*session{},
+		entries: map[key]*entry{}, pulls: map[uint64]*entry{},
+	}
 }
 
 // take returns the actions since the last call, in order.

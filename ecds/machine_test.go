@@ -1095,8 +1095,10 @@ func TestPullSecretStaysInside(t *testing.T) {
 	pushed := r.want(1, "oci://r/v1 c1")
 	r.answer(1, "p", fmt.Errorf("Proto constraint validation failed: %s", secret))
 	data, _, _ := r.m.snapshot()
-	for what, text := range map[string]string{"status": status + fmt.Sprintf("%+v", r.m.status()), "push": pushed.String(), "state": string(data),
-		"settle": fmt.Sprint(r.settled), "log": fmt.Sprintf("%+v", r.states), "reference": fmt.Sprintf("%v %+v %#v", r.lastPull().ref, r.lastPull(), r.lastPull().ref)} {
+	for what, text := range map[string]string{
+		"status": status + fmt.Sprintf("%+v", r.m.status()), "push": pushed.String(), "state": string(data),
+		"settle": fmt.Sprint(r.settled), "log": fmt.Sprintf("%+v", r.states), "reference": fmt.Sprintf("%v %+v %#v", r.lastPull().ref, r.lastPull(), r.lastPull().ref),
+	} {
 		if strings.Contains(text, "dXNlcjpodW50ZXIy") {
 			t.Errorf("the pull secret is in the %s: %s", what, text)
 		}

@@ -63,9 +63,11 @@ func (m *machine) snapshot() (data []byte, left int, err error) {
 
 func saved(e *entry) savedEntry {
 	f := e.good
-	return savedEntry{Node: e.key.node, Name: e.name, Kind: f.kind, URL: f.url, Digest: f.digest, Path: f.path, Salt: f.salt,
+	return savedEntry{
+		Node: e.key.node, Name: e.name, Kind: f.kind, URL: f.url, Digest: f.digest, Path: f.path, Salt: f.salt,
 		Origin: hex.EncodeToString(f.origin[:]), Version: f.upstream, Sent: f.res.GetVersion(), TypeURL: f.res.GetResource().GetTypeUrl(),
-		Resource: f.res.GetResource().GetValue(), Unsubscribed: e.forget == forgetUnsubscribed && !e.idleSince.IsZero(), IdleSince: e.idleSince.UTC()}
+		Resource: f.res.GetResource().GetValue(), Unsubscribed: e.forget == forgetUnsubscribed && !e.idleSince.IsZero(), IdleSince: e.idleSince.UTC(),
+	}
 }
 
 // restore starts from a snapshot. Entries that cannot be used are left out; the error names them.
@@ -111,8 +113,10 @@ func (s savedEntry) entry(now time.Time) (*entry, error) {
 	if s.Sent == "" {
 		return nil, errors.New("it has no version")
 	}
-	f := &form{hash: sha256.Sum256(s.Resource), origin: sum(origin), kind: s.Kind, url: s.URL, digest: s.Digest, path: s.Path,
-		upstream: s.Version, salt: s.Salt, res: &discoveryv3.Resource{Name: s.Name, Version: s.Sent, Resource: body}}
+	f := &form{
+		hash: sha256.Sum256(s.Resource), origin: sum(origin), kind: s.Kind, url: s.URL, digest: s.Digest, path: s.Path,
+		upstream: s.Version, salt: s.Salt, res: &discoveryv3.Resource{Name: s.Name, Version: s.Sent, Resource: body},
+	}
 	e := &entry{key: key{s.Node, s.Name}, good: f, since: now, idleSince: s.idle(now), forget: forgetClosed}
 	if s.Unsubscribed {
 		e.forget = forgetUnsubscribed

@@ -127,7 +127,8 @@ func TestNoPolicyPossible(t *testing.T) {
 
 func TestLearn(t *testing.T) {
 	net := &listenerv3.Listener{Name: "net", DefaultFilterChain: &listenerv3.FilterChain{Filters: []*listenerv3.Filter{
-		{Name: "n", ConfigType: &listenerv3.Filter_ConfigDiscovery{ConfigDiscovery: source(netWasm)}}}}}
+		{Name: "n", ConfigType: &listenerv3.Filter_ConfigDiscovery{ConfigDiscovery: source(netWasm)}},
+	}}}
 	a := listener("a", map[string][]string{"p": {httpWasm, httpRBAC}, "q": {httpWasm}})
 	b := listener("b", map[string][]string{"p": {httpWasm}})
 	plain := listener("plain", nil)

@@ -46,8 +46,10 @@ type world struct {
 }
 
 func newWorld(t testing.TB, input []byte) *world {
-	w := &world{rig: newRig(t), d: &dice{input}, offers: map[[2]uint64]time.Time{}, open: map[uint64]bool{},
-		pending: map[[2]string][]*res{}, acked: map[[2]string]int{}}
+	w := &world{
+		rig: newRig(t), d: &dice{input}, offers: map[[2]uint64]time.Time{}, open: map[uint64]bool{},
+		pending: map[[2]string][]*res{}, acked: map[[2]string]int{},
+	}
 	w.m.rand = func() float64 { return float64(w.d.roll(255)) / 255 }
 	return w
 }
@@ -115,8 +117,10 @@ func (w *world) upstream(id uint64, name string) {
 		return
 	}
 	w.gen++
-	s := spec{name: name, version: fmt.Sprint(w.gen), uri: fmt.Sprint("oci://r/v", w.d.roll(3)), config: fmt.Sprint(w.gen), open: w.d.roll(2) == 0,
-		env: map[string]string{secretKey: "hunter2hunter2"}}
+	s := spec{
+		name: name, version: fmt.Sprint(w.gen), uri: fmt.Sprint("oci://r/v", w.d.roll(3)), config: fmt.Sprint(w.gen), open: w.d.roll(2) == 0,
+		env: map[string]string{secretKey: "hunter2hunter2"},
+	}
 	switch w.d.roll(8) {
 	case 0:
 		s.uri = "" // cannot be understood

@@ -44,12 +44,14 @@ func (s spec) plugin() *wasmv3.PluginConfig {
 	switch {
 	case s.uri != "":
 		vm.Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Remote{Remote: &corev3.RemoteDataSource{
-			HttpUri: &corev3.HttpUri{Uri: s.uri}, Sha256: s.sha}}}
+			HttpUri: &corev3.HttpUri{Uri: s.uri}, Sha256: s.sha,
+		}}}
 	case s.file != "":
 		vm.Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{Local: localFile(s.file)}}
 	case s.inline != "":
 		vm.Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{Local: &corev3.DataSource{
-			Specifier: &corev3.DataSource_InlineString{InlineString: s.inline}}}}
+			Specifier: &corev3.DataSource_InlineString{InlineString: s.inline},
+		}}}
 	}
 	if s.env != nil || s.hostEnv != nil {
 		vm.EnvironmentVariables = &wasmv3.EnvironmentVariables{KeyValues: s.env, HostEnvKeys: s.hostEnv}
@@ -134,8 +136,10 @@ type rig struct {
 func newRig(t testing.TB) *rig {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	module := func(allow bool) (string, error) { return fmt.Sprintf("/builtin/%t.wasm", allow), nil }
-	return &rig{t: t, m: newMachine(10*time.Second, module, func() float64 { return 1 }), start: now, now: now,
-		pushed: map[uint64][]*discoveryv3.Resource{}, current: map[string]*discoveryv3.Resource{}, settled: map[[2]uint64]error{}}
+	return &rig{
+		t: t, m: newMachine(10*time.Second, module, func() float64 { return 1 }), start: now, now: now,
+		pushed: map[uint64][]*discoveryv3.Resource{}, current: map[string]*discoveryv3.Resource{}, settled: map[[2]uint64]error{},
+	}
 }
 
 func at(session uint64, name string) string { return fmt.Sprintf("%d/%s", session, name) }
