@@ -34,7 +34,8 @@ func (s *Source) Run(ctx context.Context) error {
 		case <-hints:
 			sleep(ctx, quiet)
 			drain(hints)
-		case <-lost: // events that did not fit: look
+		case err := <-lost: // events that did not fit: look
+			s.cfg.Log.Debug("notifications of file changes were lost", "err", err)
 		case <-poll.C:
 		}
 		start := time.Now()

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,7 +58,7 @@ func LoadFile(t testing.TB, path, configuration string) Loaded {
 	// A module that loops in its start would hang Envoy.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, EnvoyPath(t), "--mode", "validate", "-l", "error", "-c", writeBootstrap(t, HTTP, path, configuration))
+	cmd := exec.CommandContext(ctx, EnvoyPath(t), "--mode", "validate", "-l", "error", "-c", writeBootstrap(t, listener("test", HTTP, path, configuration)))
 	out, err := cmd.CombinedOutput()
 	exit, _ := errors.AsType[*exec.ExitError](err)
 	switch {
@@ -77,12 +79,22 @@ func LoadFile(t testing.TB, path, configuration string) Loaded {
 // 200, or as a network filter before an echo.
 func Serve(t testing.TB, kind, path, configuration string) string {
 	t.Helper()
+	return ServeEach(t, kind, path, configuration)[0]
+}
+
+// ServeEach is Serve with a listener for each plugin configuration. The listeners share one VM.
+func ServeEach(t testing.TB, kind, path string, configurations ...string) []string {
+	t.Helper()
+	var listeners []any
+	for i, configuration := range configurations {
+		listeners = append(listeners, listener(strconv.Itoa(i), kind, path, configuration))
+	}
 	dir := t.TempDir()
 	admin := filepath.Join(dir, "admin")
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var log strings.Builder
 	cmd := exec.CommandContext(ctx, EnvoyPath(t), "--concurrency", "1", "--use-dynamic-base-id", "-l", "error",
-		"--admin-address-path", admin, "-c", writeBootstrap(t, kind, path, configuration))
+		"--admin-address-path", admin, "-c", writeBootstrap(t, listeners...))
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.WaitDelay = 5 * time.Second
 	if err := cmd.Start(); err != nil {
@@ -93,8 +105,8 @@ func Serve(t testing.TB, kind, path, configuration string) string {
 	go func() { exit = cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	for deadline := time.Now().Add(30 * time.Second); ; {
-		if address, ok := listenerAddress(ctx, admin); ok {
-			return address
+		if addresses := listenerAddresses(ctx, admin); len(addresses) == len(configurations) {
+			return addresses
 		}
 		select {
 		case <-ended:
@@ -107,14 +119,18 @@ func Serve(t testing.TB, kind, path, configuration string) string {
 	}
 }
 
-// listenerAddress asks Envoy for the port that it was given, once it is live.
-func listenerAddress(ctx context.Context, adminFile string) (string, bool) {
+// listenerAddresses asks Envoy for the ports that it was given, once it is live. The listeners are named 0, 1, 2.
+func listenerAddresses(ctx context.Context, adminFile string) []string {
 	admin, err := os.ReadFile(adminFile)
 	if err != nil || get(ctx, "http://"+string(admin)+"/ready") != "LIVE\n" {
-		return "", false
+		return nil
 	}
-	_, address, ok := strings.Cut(get(ctx, "http://"+string(admin)+"/listeners"), "::")
-	return strings.TrimSpace(address), ok
+	lines := slices.Sorted(strings.Lines(get(ctx, "http://"+string(admin)+"/listeners")))
+	for i, line := range lines {
+		_, address, _ := strings.Cut(line, "::")
+		lines[i] = strings.TrimSpace(address)
+	}
+	return lines
 }
 
 func get(ctx context.Context, url string) string {
@@ -136,10 +152,10 @@ func get(ctx context.Context, url string) string {
 
 type object = map[string]any
 
-func writeBootstrap(t testing.TB, kind, module, configuration string) string {
+func writeBootstrap(t testing.TB, listeners ...any) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bootstrap.json")
-	b, err := json.Marshal(bootstrap(kind, module, configuration))
+	b, err := json.Marshal(object{"admin": object{"address": loopback()}, "static_resources": object{"listeners": listeners}})
 	if err == nil {
 		err = os.WriteFile(path, b, 0o600)
 	}
@@ -149,19 +165,12 @@ func writeBootstrap(t testing.TB, kind, module, configuration string) string {
 	return path
 }
 
-func bootstrap(kind, module, configuration string) object {
-	return object{
-		"admin":            object{"address": loopback()},
-		"static_resources": object{"listeners": []any{listener(kind, module, configuration)}},
-	}
-}
-
 func loopback() object {
 	return object{"socket_address": object{"address": "127.0.0.1", "port_value": 0}}
 }
 
 // listener has the module as an HTTP filter before a route that answers 200, or as a network filter before an echo.
-func listener(kind, module, configuration string) object {
+func listener(name, kind, module, configuration string) object {
 	filters := []any{wasmFilter(kind, module, configuration)}
 	if kind == Network {
 		filters = append(filters, typed("envoy.filters.network.echo", "envoy.extensions.filters.network.echo.v3.Echo", object{}))
@@ -174,7 +183,7 @@ func listener(kind, module, configuration string) object {
 				"route_config": object{"virtual_hosts": []any{object{"name": "all", "domains": []any{"*"}, "routes": []any{route}}}},
 			})}
 	}
-	return object{"name": "test", "address": loopback(), "filter_chains": []any{object{"filters": filters}}}
+	return object{"name": name, "address": loopback(), "filter_chains": []any{object{"filters": filters}}}
 }
 
 func wasmFilter(kind, module, configuration string) object {

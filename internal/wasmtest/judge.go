@@ -75,7 +75,7 @@ func (j *judge) load(ctx context.Context, module []byte) (Loaded, error) {
 		return Loaded{}, err
 	}
 	defer os.Remove(path)
-	if err := j.publish(listener(HTTP, path, "")); err != nil {
+	if err := j.publish(listener("test", HTTP, path, "")); err != nil {
 		return Loaded{}, err
 	}
 	before := j.taken
