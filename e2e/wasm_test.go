@@ -161,6 +161,12 @@ func TestBrokenUpdateKeepsTheOldVersion(t *testing.T) {
 			reg.push("hello:v2", helloModule(t, "v2"))
 			took := a.eventually(20*time.Second, "v2 serves after the repair", serves("v2"))
 			t.Logf("v2 answered %v after the repair", took)
+			a.eventually(2*time.Second, "status forgets", func() error {
+				if text := a.statusText(); strings.Contains(text, "previous version was kept") {
+					return fmt.Errorf("status:\n%s", text)
+				}
+				return nil
+			})
 		})
 	}
 }

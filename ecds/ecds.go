@@ -69,6 +69,7 @@ type Config struct {
 	State        State                                     // nil: nothing outlives the process
 	Hold         time.Duration                             // how long a plugin that never worked is waited for before the policy filter; default 10 s
 	PolicyModule func(allow bool) (path string, err error) // the built-in Wasm filter for listeners that allow no RBAC type; nil: none
+	OnLive       func(resource string)                     // told when Envoy runs what the control plane wants; must not block; nil: nobody
 	RetryMax     time.Duration                             // the slow end of the retries; default 1 min
 	Log          *slog.Logger                              // nil: discarded
 }

@@ -128,4 +128,7 @@ func (r *run) report(ctx context.Context, t transition) {
 		}
 	}
 	r.cfg.Log.LogAttrs(ctx, level, "extension state changed", attrs...)
+	if s.State == StateLive && r.cfg.OnLive != nil {
+		r.cfg.OnLive(s.Name)
+	}
 }

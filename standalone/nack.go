@@ -47,10 +47,22 @@ func (s *Source) answer(typeURL string, names []string, detail *rpcstatus.Status
 	}
 }
 
+// ExtensionLive tells that Envoy runs the extension config as it is written now. It may have been rejected before: a plugin whose
+// module could not be had heals without another answer, since xDS has no second one for the same response.
+func (s *Source) ExtensionLive(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.healed[name] = s.target[extensions][name].sum
+	delete(s.rejected, rejection{extensions, name})
+}
+
 // rejectLocked records the problems and returns those that are new.
 func (s *Source) rejectLocked(k kind, names []string, text string) []Problem {
 	var fresh []Problem
 	for name, reason := range attribute(text, names) {
+		if sum := s.target[k][name].sum; k == extensions && sum != "" && s.healed[name] == sum {
+			continue // the rejection was on its way when the plugin healed
+		}
 		if k != extensions { // about those the agent itself answers, and says what Envoy said
 			reason = "Envoy rejected it: " + reason
 		}
@@ -116,4 +128,3 @@ func mention(text, name string) int {
 		from = i + 1
 	}
 }
-

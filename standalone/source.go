@@ -51,6 +51,7 @@ type Source struct {
 	found    []Problem             // of the last load
 	warnings []Problem             // of the accepted configuration
 	rejected map[rejection]Problem // said by Envoy
+	healed   map[string]string     // extension configs that came to run without another answer: content by name
 	loads    map[string]uint64     // by result
 }
 
@@ -81,8 +82,8 @@ func New(cfg Config) (*Source, error) {
 		// Not "ads": that would leave a request unanswered until it names everything that is served, and a listener that
 		// Envoy rejects would keep what it names unnamed. The order is ours (see publish).
 		cache:    cachev3.NewSnapshotCache(false, oneNode{}, nil),
-		rejected: map[rejection]Problem{},
-		loads:    map[string]uint64{"ok": 0, "failed": 0},
+		rejected: map[rejection]Problem{}, healed: map[string]string{},
+		loads: map[string]uint64{"ok": 0, "failed": 0},
 	}, nil
 }
 
@@ -158,6 +159,7 @@ func (s *Source) accept(c *config, next snapshot, contents contents) {
 			delete(s.rejected, r)
 		}
 	}
+	maps.DeleteFunc(s.healed, func(name, sum string) bool { return next[extensions][name].sum != sum })
 	for r, p := range s.rejected { // the same resource may have moved
 		p.File, p.Line = next[r.kind][r.name].file, next[r.kind][r.name].line
 		s.rejected[r] = p

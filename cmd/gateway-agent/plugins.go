@@ -41,14 +41,18 @@ func (g *gateway) buildPlugins() (err error) {
 	if err != nil {
 		return err
 	}
-	g.plugins, err = ecds.New(ecds.Config{
+	config := ecds.Config{
 		Modules:      modules{g.store},
 		State:        stateFile(s.data("plugins.json")),
 		Hold:         s.wasmHold,
 		RetryMax:     s.wasmRetryMax,
 		PolicyModule: func(allow bool) (string, error) { return policyModule(s.data("policy"), allow) },
 		Log:          g.part("ecds"),
-	})
+	}
+	if g.source != nil {
+		config.OnLive = g.source.ExtensionLive
+	}
+	g.plugins, err = ecds.New(config)
 	return err
 }
 
