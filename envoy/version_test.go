@@ -109,7 +109,7 @@ func TestValidate(t *testing.T) {
 	const secret = `"node":{"id":"HIDDEN"}`
 	for text, want := range map[string]string{
 		`{` + secret + `,"static_resources":{"clusters":[{"name":"a","nope":1}]}}`:                        "no such field: 'nope'",
-		`{` + secret + `,"static_resources":{"clusters":[{"name":"a","connect_timeout":"-5s"}]}}`:         "Expected positive duration: seconds: -5",
+		`{` + secret + `,"static_resources":{"clusters":[{"name":"a","connect_timeout":"-5s"}]}}`:         "Invalid duration: Expected positive duration",
 		`{` + secret + `,"bootstrap_extensions":[{"name":"x","typed_config":{"@type":"types/nope.No"}}]}`: "could not find @type 'types/nope.No'",
 		`{` + secret + `: {`: "invalid JSON",
 	} {
