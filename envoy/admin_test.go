@@ -145,6 +145,7 @@ func TestLoadOf(t *testing.T) {
 
 // TestHungAdmin: a state stays while the admin is silent, nothing is restarted, and only after a while is it worth a word.
 func TestHungAdmin(t *testing.T) {
+	t.Parallel()
 	rig := newRig(t, hello())
 	r := rig.run(t, func(c *Config) { c.HungAfter = 3 * time.Second })
 	st := r.awaitState(StateLive)

@@ -1,14 +1,11 @@
 package envoy
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -18,6 +15,7 @@ import (
 // TestDrain is the promise: a slow request, keep-alive clients and new connections during a stop, and nothing fails before the
 // sockets close.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	rig := newRig(t, hello())
 	var unready atomic.Bool
 	r := rig.run(t, func(c *Config) {
@@ -80,6 +78,7 @@ func TestDrain(t *testing.T) {
 }
 
 func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
 	rig := newRig(t, hello())
 	r := rig.run(t, func(c *Config) { c.DrainTimeout = 700 * time.Millisecond })
 	r.awaitState(StateLive)
@@ -127,6 +126,7 @@ func TestStopAlone(t *testing.T) {
 
 // TestDrainWithoutAdmin: Envoy's main thread is stopped, as a looping module does, and SIGTERM does nothing.
 func TestDrainWithoutAdmin(t *testing.T) {
+	t.Parallel()
 	rig := newRig(t, hello())
 	r := rig.run(t, func(c *Config) { c.DrainTimeout, c.KillGrace = 500*time.Millisecond, 300*time.Millisecond })
 	st := r.awaitState(StateLive)
@@ -148,6 +148,7 @@ func TestDrainWithoutAdmin(t *testing.T) {
 }
 
 func TestDrainWithBusyAdmin(t *testing.T) {
+	t.Parallel()
 	rig := newRig(t, hello())
 	r := rig.run(t, nil)
 	st := r.awaitState(StateLive)
@@ -200,6 +201,7 @@ func TestStubbornProcess(t *testing.T) {
 }
 
 func TestDrainCountsUpgradesAndTCPApart(t *testing.T) {
+	t.Parallel()
 	rig := newRig(t, upgrader())
 	r := rig.run(t, nil)
 	r.awaitState(StateLive)
@@ -233,6 +235,7 @@ func TestDrainCountsUpgradesAndTCPApart(t *testing.T) {
 
 // TestDrainWaitsForSlowReaders: for Envoy a request is over when it has taken the last byte, long before its client has.
 func TestDrainWaitsForSlowReaders(t *testing.T) {
+	t.Parallel()
 	const size = 20 << 20
 	rig := newRig(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Write(make([]byte, size))
@@ -271,145 +274,4 @@ func (r *running) drainNow() Drain {
 		return *d
 	}
 	return Drain{}
-}
-
-func upgrader() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Upgrade") == "" {
-			hello().ServeHTTP(w, r)
-			return
-		}
-		w.Header().Set("Connection", "Upgrade")
-		w.Header().Set("Upgrade", "websocket")
-		w.WriteHeader(http.StatusSwitchingProtocols)
-		c, _, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		io.Copy(io.Discard, c)
-	})
-}
-
-// client is a connection without hidden retries.
-type client struct {
-	c net.Conn
-	r *bufio.Reader
-}
-
-func dial(t *testing.T, address string) client {
-	t.Helper()
-	c, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return client{c, bufio.NewReader(c)}
-}
-
-func (c client) send(t *testing.T, path string) {
-	t.Helper()
-	if _, err := fmt.Fprintf(c.c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (c client) request(t *testing.T, path string) {
-	t.Helper()
-	c.send(t, path)
-	if _, err := c.exchange(); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// exchange reads a response; closing: no other one will come.
-func (c client) exchange() (closing bool, err error) {
-	resp, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		return false, err
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		return false, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return false, errors.New(resp.Status)
-	}
-	return resp.Close, nil
-}
-
-func refused(address string) bool {
-	c, err := net.Dial("tcp", address)
-	if err == nil {
-		c.Close()
-	}
-	return errors.Is(err, syscall.ECONNREFUSED)
-}
-
-// clients make requests on keep-alive connections and open new ones, until they are stopped.
-type clients struct {
-	requests, failed, closed atomic.Int64
-	noMore                   atomic.Bool // open no more connections
-	first                    atomic.Value
-	quit                     chan struct{}
-	wg                       sync.WaitGroup
-}
-
-func startLoad(address string) *clients {
-	l := &clients{quit: make(chan struct{})}
-	for n := range 6 {
-		perConnection := 1
-		if n%2 == 0 {
-			perConnection = 1 << 30
-		}
-		l.wg.Go(func() {
-			for l.connection(address, perConnection) {
-			}
-		})
-	}
-	return l
-}
-
-func (l *clients) stop() {
-	close(l.quit)
-	l.wg.Wait()
-}
-
-// connection makes up to n requests on one connection, and says whether to open another.
-func (l *clients) connection(address string, n int) bool {
-	if l.noMore.Load() {
-		return false
-	}
-	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		return l.fail(err)
-	}
-	defer conn.Close()
-	c := client{conn, bufio.NewReader(conn)}
-	for range n {
-		select {
-		case <-l.quit:
-			return false
-		case <-time.After(2 * time.Millisecond):
-		}
-		if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-			return l.fail(err)
-		}
-		closing, err := c.exchange()
-		l.requests.Add(1)
-		if err != nil {
-			return l.fail(err)
-		}
-		if closing {
-			l.closed.Add(1)
-			return true
-		}
-	}
-	return true
-}
-
-func (l *clients) fail(err error) bool {
-	l.failed.Add(1)
-	l.first.CompareAndSwap(nil, err.Error())
-	return true
 }

@@ -87,6 +87,7 @@ func TestCrashReport(t *testing.T) {
 }
 
 func TestStartCrashLoopEnds(t *testing.T) {
+	t.Parallel()
 	rig := newRig(t, hello())
 	config := rig.config("127.0.0.1:1")
 	config["nope"] = "secret"
@@ -134,6 +135,7 @@ func TestBinaryGoneAtRestart(t *testing.T) {
 }
 
 func TestStopDuringBackoff(t *testing.T) {
+	t.Parallel()
 	r := run(t, Config{Path: script(t, "exit 3"), Bootstrap: "b", AdminSocket: filepath.Join(t.TempDir(), "a"), Restarts: 1000})
 	eventually(t, 10*time.Second, "a long backoff", func() bool {
 		st := r.Status()

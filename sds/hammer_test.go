@@ -36,7 +36,7 @@ func TestHammer(t *testing.T) {
 	registry.MustRegister(r.Server)
 	names := append([]string{"named", rootPrefix + "/none"}, files...)
 
-	end := time.Now().Add(3 * time.Second)
+	end := time.Now().Add(1500 * time.Millisecond)
 	var wg sync.WaitGroup
 	busy := func(f func(n int)) {
 		wg.Go(func() {

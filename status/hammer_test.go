@@ -58,7 +58,7 @@ func TestHammer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 6 {
 		wg.Go(func() {
-			for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+			for end := time.Now().Add(time.Second); time.Now().Before(end); {
 				hammerOnce(t, base, paths[rand.IntN(len(paths))])
 			}
 		})
