@@ -323,6 +323,15 @@ func formatSamples() []sample {
 		with("a section longer than its content", func(e *wasmtest.Encoder) { e.Start(1); e.Raw(8, 1, 0) }),
 		custom("precompiled junk", "precompiled_v8", 1, 2, 3),
 		custom("custom name not UTF-8", "\xff\xfe"),
+		custom("precompiled code, name not UTF-8", "a precompiled_\xff"),
+		with("a name not UTF-8 behind precompiled code", func(e *wasmtest.Encoder) {
+			e.Custom("precompiled_v8", nil)
+			e.Custom("\xff", nil)
+		}),
+		with("a name not UTF-8 before precompiled code", func(e *wasmtest.Encoder) {
+			e.Custom("\xff", nil)
+			e.Custom("precompiled_v8", nil)
+		}),
 		custom("function names", "name", 1, 4, 1, 0, 1, 'f'),
 		custom("function name not UTF-8", "name", 1, 4, 1, 0, 1, 0xff),
 		custom("function names out of order", "name", 1, 7, 2, 1, 1, 'f', 0, 1, 'g'),

@@ -182,23 +182,36 @@ func signExtends(b byte, rest uint) bool {
 
 // name reads a name into buf, which is grown as needed, and returns its beginning, up to maxName bytes. It must be valid UTF-8.
 func (c *cursor) name(buf []byte) []byte {
+	buf, whole := c.anyName(buf)
+	if whole {
+		c.wantUTF8(buf)
+	}
+	return buf
+}
+
+func (c *cursor) wantUTF8(name []byte) {
+	if c.err == nil && !utf8.Valid(name) {
+		c.failf("has a name that is not UTF-8: %q", cut(string(name)))
+	}
+}
+
+// anyName is name for any bytes. It tells whether it returns the whole of it.
+func (c *cursor) anyName(buf []byte) (name []byte, whole bool) {
 	n := int64(c.u32())
 	if c.err == nil && n > c.left() {
 		c.fail(errCut)
 	}
 	buf = buf[:0]
 	if c.err != nil {
-		return buf
+		return buf, false
 	}
 	for range min(n, maxName) {
 		buf = append(buf, c.byte())
 	}
 	if n > maxName {
 		c.skip(n - maxName)
-	} else if c.err == nil && !utf8.Valid(buf) {
-		c.failf("has a name that is not UTF-8: %q", cut(string(buf)))
 	}
-	return buf
+	return buf, n <= maxName
 }
 
 // cut shortens text from a module for a message.

@@ -118,6 +118,9 @@ func compareKeys(a, b [2]string) int { return slices.Compare(a[:], b[:]) }
 func mutate(random *rand.Rand, module []byte) []byte {
 	m := slices.Clone(module)
 	for range 1 + random.IntN(3) {
+		if len(m) == 8 {
+			break
+		}
 		at := 8 + random.IntN(len(m)-8)
 		switch random.IntN(6) {
 		case 0:

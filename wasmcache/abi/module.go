@@ -78,6 +78,7 @@ type module struct {
 	entries       uint64 // table, global, export, segment and tag entries
 	nonCustom     []span // whole sections but custom ones, for the compiler
 	nonCustomSize int64
+	hidden        bool // a custom section with precompiled code was read: Envoy hides it and those behind it
 
 	scratch, scratch2 []byte
 }

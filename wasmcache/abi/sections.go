@@ -1,6 +1,7 @@
 package abi
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 )
@@ -249,8 +250,14 @@ func (m *module) fit(kind, where string, index uint32, offset constant, size, ro
 }
 
 // customSection checks what Envoy itself reads of custom sections: the name of every one, and the function names in the one called "name".
+// Envoy hides one with precompiled code, and every custom section behind it, from the engine that wants the names to be UTF-8.
 func (m *module) customSection(c *cursor) {
-	m.scratch = c.name(m.scratch)
+	var whole bool
+	m.scratch, whole = c.anyName(m.scratch)
+	m.hidden = m.hidden || bytes.Contains(m.scratch, []byte("precompiled_"))
+	if whole && !m.hidden {
+		c.wantUTF8(m.scratch)
+	}
 	if c.err == nil && string(m.scratch) == "name" {
 		m.nameSection(c)
 	}

@@ -6,7 +6,7 @@
 package abi
 
 // CheckerVersion changes when Check may answer differently for the same bytes and host; kept verdicts of other versions are void.
-const CheckerVersion = "1"
+const CheckerVersion = "2"
 
 // Outcome says how a check ended.
 type Outcome int
