@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -99,9 +100,7 @@ func (a *agent) wantNoTrace(toControlPlane *transcript, words ...string) {
 		}
 		places[path] = string(body)
 	}
-	for name, text := range filesBelow(a.t, a.dir) {
-		places[name] = text
-	}
+	maps.Copy(places, filesBelow(a.t, a.dir))
 	_, metrics, _, err := get("http://" + a.status + "/metrics")
 	if err != nil {
 		a.t.Fatal(err)

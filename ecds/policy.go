@@ -2,6 +2,7 @@ package ecds
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -37,10 +38,8 @@ func (p policy) filter(module func(allow bool) (string, error)) (*anypb.Any, err
 		rbac, wasm = netRBAC, netWasm
 	}
 	takes := func(name string) bool {
-		for _, a := range p.allowed {
-			if a == name {
-				return true
-			}
+		if slices.Contains(p.allowed, name) {
+			return true
 		}
 		return p.allowed == nil && name == rbac
 	}

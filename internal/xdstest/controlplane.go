@@ -94,16 +94,6 @@ func (c *ControlPlane) Accept() *Stream {
 	}
 }
 
-// NoStream fails the test when a stream comes within d.
-func (c *ControlPlane) NoStream(d time.Duration) {
-	c.t.Helper()
-	select {
-	case <-c.streams:
-		c.t.Fatal("a stream came to the control plane")
-	case <-time.After(d):
-	}
-}
-
 // Stream is one stream of a client, as the control plane sees it. One goroutine may send while another receives.
 type Stream struct {
 	Delta  bool
