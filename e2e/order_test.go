@@ -268,6 +268,7 @@ func TestPluginRemovedUpstream(t *testing.T) {
 			p.value = "again"
 			cp.set(append(rest, p.extension())...)
 			a.eventually(soon, "the plugin is back", func() error { return wantHeader(url, "x-hello", "again") })
+			time.Sleep(time.Second) // for the watch, which wants to see a request served
 			watch.check()
 		})
 	}
