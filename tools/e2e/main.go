@@ -25,7 +25,7 @@ type tally struct {
 }
 
 func main() {
-	args := append([]string{"test", "-json", "-count=1", "-timeout=25m", "-parallel=4", "./e2e/..."}, os.Args[1:]...)
+	args := append([]string{"test", "-json", "-count=1", "-timeout=25m", "-parallel=3", "./e2e/..."}, os.Args[1:]...)
 	cmd := exec.CommandContext(context.Background(), "go", args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
