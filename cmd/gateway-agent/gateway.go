@@ -58,7 +58,7 @@ type gateway struct {
 }
 
 // build makes the parts and connects them. Nothing runs yet.
-func (g *gateway) build(ctx context.Context, a *app) (err error) {
+func (g *gateway) build(ctx context.Context) (err error) {
 	s := g.settings
 	if err := g.findEnvoy(ctx, s); err != nil {
 		return err

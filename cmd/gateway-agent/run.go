@@ -60,7 +60,7 @@ func (a *app) run(ctx context.Context, s *settings) error {
 		return err
 	}
 	g := &gateway{settings: s, log: log, level: level, started: time.Now()}
-	if err := g.build(ctx, a); err != nil {
+	if err := g.build(ctx); err != nil {
 		return err
 	}
 	defer g.close()

@@ -120,6 +120,7 @@ func (s *settings) complete(env environment) error {
 	s.prometheusAddress = strings.TrimPrefix(s.prometheusAddress, "off")
 	return errors.Join(
 		s.checkSource(),
+		s.checkMetadata(),
 		oneOf("--xds-mode", s.xdsMode, "delta", "sotw"),
 		oneOf("--wasm", s.wasm, "on", "off"),
 		oneOf("--wasm-unvouched", s.wasmUnvouch, "warn", "refuse"),
@@ -176,6 +177,15 @@ func (s *settings) checkSource() error {
 		return errors.New("--xds-plaintext excludes --xds-ca and --xds-server-name")
 	}
 	return checkAddress("--xds-address", s.xdsAddress)
+}
+
+func (s *settings) checkMetadata() error {
+	for _, pair := range s.nodeMeta {
+		if key, _, ok := strings.Cut(pair, "="); !ok || key == "" {
+			return fmt.Errorf("--node-metadata is %q: want K=V", pair)
+		}
+	}
+	return nil
 }
 
 func oneOf(flag, value string, allowed ...string) error {
