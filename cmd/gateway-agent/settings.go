@@ -91,20 +91,6 @@ func (s *settings) envoyFlags(f *pflag.FlagSet) {
 	f.DurationVar(&s.drainTimeout, "drain-timeout", 30*time.Second, "most time to wait for requests in flight before Envoy is ended")
 }
 
-func (s *settings) wasmFlags(f *pflag.FlagSet) {
-	f.StringVar(&s.wasm, "wasm", "on", "'off' passes Wasm configurations on untouched")
-	f.DurationVar(&s.wasmHold, "wasm-hold", 10*time.Second, "how long a new plugin may wait for its module before its failure policy answers")
-	f.DurationVar(&s.wasmRetryMax, "wasm-retry-max", time.Minute, "longest wait between two tries to get a module that cannot be had")
-	s.storeFlags(f)
-}
-
-func (s *settings) storeFlags(f *pflag.FlagSet) {
-	s.wasmMaxSize, s.wasmStore = 256<<20, 1<<30
-	f.StringVar(&s.wasmUnvouch, "wasm-unvouched", "warn", "modules the checker cannot judge: warn or refuse")
-	f.Var(&s.wasmMaxSize, "wasm-max-size", "largest module accepted, as 64MiB")
-	f.Var(&s.wasmStore, "wasm-store-size", "modules not in use are dropped, oldest first, above this total")
-}
-
 func (s *settings) logFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error; Envoy's level follows")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
