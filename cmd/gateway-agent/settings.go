@@ -38,12 +38,8 @@ type settings struct {
 	readyAddress      string
 	prometheusAddress string
 
-	wasm         string
-	wasmHold     time.Duration
-	wasmRetryMax time.Duration
-	wasmUnvouch  string
-	wasmMaxSize  byteSize
-	wasmStore    byteSize
+	moduleSettings
+
 	drainDelay   time.Duration
 	drainMin     time.Duration
 	drainTimeout time.Duration
@@ -108,15 +104,12 @@ func (s *settings) complete(env environment) error {
 		s.checkSource(),
 		s.checkMetadata(),
 		oneOf("--xds-mode", s.xdsMode, "delta", "sotw"),
-		oneOf("--wasm", s.wasm, "on", "off"),
-		oneOf("--wasm-unvouched", s.wasmUnvouch, "warn", "refuse"),
+		s.completeModules(env),
 		oneOf("--log-level", s.logLevel, "debug", "info", "warn", "error"),
 		oneOf("--log-format", s.logFormat, "text", "json"),
 		checkAddress("--status-address", s.statusAddress),
 		checkAddress("--ready-address", s.readyAddress),
 		checkAddress("--prometheus-address", s.prometheusAddress),
-		atLeastZero("--wasm-hold", s.wasmHold),
-		atLeastZero("--wasm-retry-max", s.wasmRetryMax),
 		atLeastZero("--drain-delay", s.drainDelay),
 		atLeastZero("--drain-min", s.drainMin),
 		atLeastZero("--drain-timeout", s.drainTimeout),
