@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
+	"github.com/gateway-agent/gateway-agent/internal/oci/registries"
 	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 )
 
@@ -26,10 +27,26 @@ import (
 type Config struct {
 	// HTTP makes the connections. Default: safehttp.New with its defaults.
 	HTTP *safehttp.Client
-	// Keychain has the credentials of this machine. Default: the docker or podman configuration of the user.
+	// Credentials has the credentials of this machine. Default: none.
+	Credentials Credentials
+	// Registries says where each registry is really asked. Default: each registry is itself, over https with the system's roots; on
+	// loopback it may be plain.
+	Registries Registries
+	// Keychain serves where Credentials is nil; it goes away once nobody sets it.
 	Keychain authn.Keychain
 	// MaxManifest bounds a manifest, in bytes. Default 4 MiB.
 	MaxManifest int64
+}
+
+// Credentials are who this machine is to a registry. A zero AuthConfig: none known.
+type Credentials interface {
+	Resolve(ctx context.Context, host, repository string) (authn.AuthConfig, error)
+}
+
+// Registries knows where to ask for a repository: mirrors and the registry itself, best first. Its error means that the operator
+// blocked it.
+type Registries interface {
+	Endpoints(host, repository string, byDigest bool) ([]registries.Endpoint, error)
 }
 
 // Client opens repositories. It is safe for concurrent use.
@@ -41,7 +58,7 @@ func New(cfg Config) *Client {
 		cfg.HTTP = safehttp.New(safehttp.Config{})
 	}
 	if cfg.Keychain == nil {
-		cfg.Keychain = authn.DefaultKeychain
+		cfg.Keychain = authn.NewMultiKeychain()
 	}
 	cfg.MaxManifest = cmp.Or(cfg.MaxManifest, 4<<20)
 	return &Client{cfg: cfg}
@@ -113,6 +130,12 @@ func (r *Repository) Manifest(ctx context.Context, identifier string) (Manifest,
 	}
 	mediaType, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
 	return Manifest{Digest: digest, MediaType: types.MediaType(strings.TrimSpace(mediaType)), Body: body}, nil
+}
+
+// Digest asks what a tag names now, without reading it.
+func (r *Repository) Digest(ctx context.Context, tag string) (v1.Hash, error) {
+	m, err := r.Manifest(ctx, tag)
+	return m.Digest, err
 }
 
 // Blob streams the blob that desc names. The reader ends with io.EOF only after exactly desc.Size bytes with desc.Digest.

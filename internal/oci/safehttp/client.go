@@ -30,6 +30,8 @@ type Config struct {
 	StallTime time.Duration
 	// StallBytes is the least that a body must bring in each StallTime. Default 64 KiB.
 	StallBytes int64
+	// Proxy returns the proxy for a URL; nil, nil: none. Default: no proxies.
+	Proxy func(*url.URL) (*url.URL, error)
 	// UserAgent is sent with each request. Default "gateway-agent".
 	UserAgent string
 }
