@@ -14,6 +14,7 @@ type entry struct {
 	name string
 	poke chan struct{} // capacity 1: one wake-up is enough, what to do is looked up
 
+	own      *assignment   // from another part of the agent; it comes before the configuration
 	named    *tlsv3.Secret // from the configuration; nil: the name itself says what it is
 	gone     bool          // was in the configuration and is no longer
 	dropped  bool          // no longer in Server.entries
@@ -75,7 +76,7 @@ func (s *Server) followEntry(ctx context.Context, e *entry) {
 func (s *Server) wanted(e *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !e.dropped && e.named == nil && len(e.subs) == 0 && time.Since(e.idle) > linger {
+	if !e.dropped && e.named == nil && e.own == nil && len(e.subs) == 0 && time.Since(e.idle) > linger {
 		delete(s.entries, e.name)
 		e.dropped = true
 	}
@@ -84,10 +85,10 @@ func (s *Server) wanted(e *entry) bool {
 
 // refresh reads, checks and publishes.
 func (s *Server) refresh(ctx context.Context, e *entry, seen *look) {
-	template, named, err := s.template(e)
-	if err != nil {
+	template, named, remark, err := s.template(e)
+	if template == nil {
 		s.hints.watch(e, nil)
-		s.publish(e, nil, err)
+		s.publish(e, nil, err, remark)
 		return
 	}
 	files := paths(template)
@@ -98,29 +99,34 @@ func (s *Server) refresh(ctx context.Context, e *entry, seen *look) {
 	}
 	s.describe(e, template, files)
 	if err != nil {
-		s.publish(e, nil, err)
+		s.publish(e, nil, err, nil)
 		return
 	}
 	if seen.last == nil || seen.last.sum != got.sum || seen.named != named {
 		seen.made, seen.err = build(template, got.files)
 		seen.named, seen.last = named, &reading{sum: got.sum}
 	}
-	s.publish(e, seen.made, seen.err)
+	s.publish(e, seen.made, seen.err, remark)
 }
 
-// template is what the secret is made of, and the configuration's secret if it is one.
-func (s *Server) template(e *entry) (template, named *tlsv3.Secret, err error) {
+// template is what the secret is made of (nil: nothing yet), and the assigned or the configuration's secret if it is one. remark is what
+// the part that assigned it has to say, which that part logs itself.
+func (s *Server) template(e *entry) (template, named *tlsv3.Secret, remark, err error) {
 	s.mu.Lock()
-	named, gone := e.named, e.gone
+	own, named, gone := e.own, e.named, e.gone
 	s.mu.Unlock()
 	switch {
+	case own != nil && own.secret == nil:
+		return nil, nil, own.why, nil
+	case own != nil:
+		return own.secret, own.secret, own.why, nil
 	case named != nil:
-		return named, named, nil
+		return named, named, nil, nil
 	case gone && !isFileName(e.name):
-		return nil, nil, fmt.Errorf("secret %q is no longer in the configuration", e.name)
+		return nil, nil, nil, fmt.Errorf("secret %q is no longer in the configuration", e.name)
 	default:
 		template, err = fromName(e.name)
-		return template, nil, err
+		return template, nil, nil, err
 	}
 }
 
@@ -133,12 +139,13 @@ func (s *Server) describe(e *entry, template *tlsv3.Secret, files []string) {
 	}
 }
 
-// publish takes a look's outcome over and tells the streams.
-func (s *Server) publish(e *entry, m *material, err error) {
+// publish takes a look's outcome over and tells the streams; m is nil when there is none. A remark is kept like an error, but does not
+// stop m and is not logged.
+func (s *Server) publish(e *entry, m *material, err, remark error) {
 	now := time.Now()
 	s.mu.Lock()
 	changed := false
-	if err == nil {
+	if err == nil && m != nil {
 		changed, err = e.acceptLocked(m, now)
 	}
 	if changed {
@@ -148,9 +155,13 @@ func (s *Server) publish(e *entry, m *material, err error) {
 			st.nudge()
 		}
 	}
+	silent := err == nil
+	if silent {
+		err = remark
+	}
 	was := e.problem
 	e.notedLocked(err, now)
-	warn := err != nil && !e.problem.logged && (e.current == nil || now.Sub(e.problem.since) >= s.cfg.Poll)
+	warn := !silent && !e.problem.logged && (e.current == nil || now.Sub(e.problem.since) >= s.cfg.Poll)
 	if warn {
 		e.problem.logged = true
 	}
@@ -200,7 +211,7 @@ func (e *entry) notedLocked(err error, now time.Time) {
 
 // nearEndLocked says how much of a certificate's life is left when it first falls below 20 and 5 percent.
 func (e *entry) nearEndLocked(now time.Time) string {
-	if e.current == nil || e.current.to.IsZero() {
+	if e.current == nil || e.current.to.IsZero() || e.own != nil && e.own.why != nil { // who assigned it and has a remark logs better
 		return ""
 	}
 	life, left := e.current.to.Sub(e.current.from), e.current.to.Sub(now)

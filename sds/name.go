@@ -48,7 +48,7 @@ func fromName(name string) (*tlsv3.Secret, error) {
 		return fromRoot(name, path)
 	}
 	if name == "default" || name == "ROOTCA" {
-		return nil, fmt.Errorf("secret %q comes from a certificate authority and none is configured: name files instead (%s…, %s…)", name, certPrefix, rootPrefix)
+		return nil, fmt.Errorf("secret %q is the workload's identity and nothing is configured to give it one (a certificate authority, mounted files or a SPIFFE agent): name files instead (%s…, %s…)", name, certPrefix, rootPrefix)
 	}
 	return nil, fmt.Errorf("secret %q is unknown: it must be one of the configuration's secrets, %s<certificate>~<key> or %s<bundle>", name, certPrefix, rootPrefix)
 }

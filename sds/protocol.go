@@ -181,26 +181,3 @@ func ended(err error) error {
 	}
 	return err
 }
-
-// harmless shortens a rejection and cuts out what may quote the secret: Envoy prints the whole message, keys included, when a
-// field of it is invalid.
-func harmless(text string) string {
-	const quote, cause = "goo.gle/debug", "Proto constraint validation failed"
-	if before, after, ok := strings.Cut(text, quote); ok {
-		_, why, found := strings.Cut(after, cause)
-		if text = strings.TrimRight(before, ": "); found {
-			text = strings.TrimSpace(text + " " + cause + why)
-		}
-	}
-	for _, mark := range []string{"-----BEGIN", "inline_bytes", "inline_string"} {
-		text, _, _ = strings.Cut(text, mark)
-	}
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > 500 {
-		text = strings.ToValidUTF8(text[:500], "") + "…"
-	}
-	if text == "" {
-		return "rejected without a reason that can be shown"
-	}
-	return text
-}

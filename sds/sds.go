@@ -139,7 +139,8 @@ func (s *Server) begin(follow func(*entry)) error {
 }
 
 // SetNamed replaces the secrets that the configuration names. Their data sources may be files, which are followed,
-// or inline; the environment is not read. A name that is gone keeps its last content while Envoy still uses it.
+// or inline; the environment is not read. A name that is gone keeps its last content while Envoy still uses it. A name that
+// is assigned keeps what is assigned.
 func (s *Server) SetNamed(secrets []*tlsv3.Secret) {
 	wanted := map[string]*tlsv3.Secret{}
 	for _, secret := range secrets {
@@ -154,7 +155,9 @@ func (s *Server) SetNamed(secrets []*tlsv3.Secret) {
 	for name, secret := range wanted {
 		e := s.entryLocked(name)
 		if !proto.Equal(e.named, secret) {
-			e.named = proto.CloneOf(secret)
+			if e.named = proto.CloneOf(secret); e.own != nil {
+				s.log.Warn("secret of the configuration is not used, the agent's own identity has its name: choose another name", "resource", name)
+			}
 			e.nudge()
 		}
 	}
@@ -182,7 +185,7 @@ func (s *Server) entryLocked(name string) *entry {
 
 // dropUnusedLocked forgets an entry that nobody can want back; mu is held.
 func (s *Server) dropUnusedLocked(e *entry) {
-	if e.named == nil && len(e.subs) == 0 && !isFileName(e.name) {
+	if e.named == nil && e.own == nil && len(e.subs) == 0 && !isFileName(e.name) {
 		delete(s.entries, e.name)
 		e.dropped = true
 		e.nudge()

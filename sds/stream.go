@@ -11,7 +11,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/gateway-agent/gateway-agent/internal/envoytext"
 )
+
+const maxRejection = 500 // bytes of what Envoy says about a secret it rejects
 
 // peer is one protocol's end of a stream. recv and send are called by one goroutine each.
 type peer interface {
@@ -255,7 +259,7 @@ func (st *stream) verdict(r request) {
 	if !r.rejected {
 		return
 	}
-	text := harmless(r.nack)
+	text := envoytext.Public(r.nack, maxRejection)
 	s.mu.Lock()
 	s.rejects++
 	if d := st.subs[answer.name]; d != nil && d.number == answer.number {

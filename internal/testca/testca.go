@@ -13,6 +13,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"net/url"
@@ -99,17 +100,33 @@ func newCA(tb testing.TB, name string, up *CA) *CA {
 	if up != nil {
 		parent, signer = up.Cert, up.Key
 	}
-	cert, text := sign(tb, template, parent, key.Public(), signer)
+	cert, text, err := sign(template, parent, key.Public(), signer)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	return &CA{Cert: cert, Key: key, PEM: text, up: up}
 }
 
 // Issue makes a certificate and its key.
 func (c *CA) Issue(tb testing.TB, l Leaf) Pair {
 	tb.Helper()
-	l = l.withDefaults()
 	key := NewKey(tb, l.Key)
+	cert, text, err := c.Sign(key.Public(), l)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return Pair{CertPEM: append(text, c.Chain()...), KeyPEM: KeyPEM(tb, key, l.Form), Cert: cert}
+}
+
+// Sign makes a certificate for somebody else's key, without a chain. It may be called from any goroutine.
+func (c *CA) Sign(pub crypto.PublicKey, l Leaf) (*x509.Certificate, []byte, error) {
+	l = l.withDefaults()
+	n, err := newSerial()
+	if err != nil {
+		return nil, nil, err
+	}
 	template := &x509.Certificate{
-		SerialNumber: serial(tb),
+		SerialNumber: n,
 		Subject:      pkix.Name{CommonName: l.Name},
 		NotBefore:    l.NotBefore,
 		NotAfter:     l.NotAfter,
@@ -117,11 +134,24 @@ func (c *CA) Issue(tb testing.TB, l Leaf) Pair {
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	addHosts(template, l.Hosts)
-	cert, text := sign(tb, template, c.Cert, key.Public(), c.Key)
+	return sign(template, c.Cert, pub, c.Key)
+}
+
+// Chain is the certificates of the CAs between the root and a certificate that c signs, the nearest first; a root's is empty.
+func (c *CA) Chain() []byte {
+	var text []byte
 	for up := c; up.up != nil; up = up.up {
 		text = append(text, up.PEM...)
 	}
-	return Pair{CertPEM: text, KeyPEM: KeyPEM(tb, key, l.Form), Cert: cert}
+	return text
+}
+
+// Root is the CA on which all c signs hangs; a root's is itself.
+func (c *CA) Root() *CA {
+	for c.up != nil {
+		c = c.up
+	}
+	return c
 }
 
 func (l Leaf) withDefaults() Leaf {
@@ -236,24 +266,31 @@ func addHosts(template *x509.Certificate, hosts []string) {
 	}
 }
 
-func sign(tb testing.TB, template, parent *x509.Certificate, pub crypto.PublicKey, signer crypto.Signer) (*x509.Certificate, []byte) {
-	tb.Helper()
+func sign(template, parent *x509.Certificate, pub crypto.PublicKey, signer crypto.Signer) (*x509.Certificate, []byte, error) {
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, pub, signer)
 	if err != nil {
-		tb.Fatalf("sign %s: %v", template.Subject.CommonName, err)
+		return nil, nil, fmt.Errorf("sign %s: %w", template.Subject.CommonName, err)
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		tb.Fatalf("parse %s: %v", template.Subject.CommonName, err)
+		return nil, nil, fmt.Errorf("parse %s: %w", template.Subject.CommonName, err)
 	}
-	return cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
 func serial(tb testing.TB) *big.Int {
 	tb.Helper()
+	n, err := newSerial()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+func newSerial() (*big.Int, error) {
 	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
-		tb.Fatalf("serial number: %v", err)
+		return nil, fmt.Errorf("serial number: %w", err)
 	}
-	return n.Add(n, big.NewInt(1))
+	return n.Add(n, big.NewInt(1)), nil
 }
