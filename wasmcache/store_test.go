@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 	"github.com/gateway-agent/gateway-agent/wasmcache/abi"
 	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
@@ -42,13 +40,10 @@ func hexOf(module []byte) string {
 
 func good(context.Context, abi.Host, string) abi.Verdict { return abi.Verdict{Outcome: abi.Good} }
 
-// anonymous is a keychain without credentials, so that the machine's own do not matter.
-var anonymous = authn.NewMultiKeychain()
-
 // open opens a store that trusts every module, unless change says otherwise.
 func open(t testing.TB, dir string, change ...func(*Config)) *Store {
 	t.Helper()
-	client := fetch.New(fetch.Config{Keychain: anonymous})
+	client := fetch.New(fetch.Config{})
 	t.Cleanup(client.Close)
 	cfg := Config{Dir: dir, Fetch: client, Check: good, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	for _, c := range change {

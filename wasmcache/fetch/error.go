@@ -36,6 +36,9 @@ func named(op string, err error) error {
 	if w, ok := errors.AsType[*writeError](err); ok {
 		return fmt.Errorf("%s: store it: %w", op, w.err)
 	}
+	if _, ok := errors.AsType[*oci.Error](err); ok {
+		return underRef(op, err)
+	}
 	if _, ok := errors.AsType[*formatError](err); ok {
 		return broken(op, "%w", err)
 	}

@@ -8,9 +8,10 @@ import (
 	"context"
 	"crypto/x509"
 	"io"
+	"net/url"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
 
 	"github.com/gateway-agent/gateway-agent/internal/oci"
 	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
@@ -28,8 +29,12 @@ type Config struct {
 	MaxEntries int
 	// RootCAs are trusted for https. Default: the system's.
 	RootCAs *x509.CertPool
-	// Keychain has this machine's registry credentials. Default: the docker or podman configuration of the user.
-	Keychain authn.Keychain
+	// Credentials are this machine's, for registries. Default: none.
+	Credentials oci.Credentials
+	// Registries says where each registry is really asked. Default: each is itself, over https.
+	Registries oci.Registries
+	// Proxy returns the proxy for a URL; nil, nil: none. Default: no proxies.
+	Proxy func(*url.URL) (*url.URL, error)
 	// StallTime is the time in which a download must bring 64 KiB. Default 30 s.
 	StallTime time.Duration
 	// UserAgent is sent with each request. Default "gateway-agent".
@@ -45,11 +50,15 @@ type Client struct {
 
 // New returns a client; it connects to nothing yet.
 func New(cfg Config) *Client {
-	h := safehttp.New(safehttp.Config{RootCAs: cfg.RootCAs, StallTime: cfg.StallTime, UserAgent: cfg.UserAgent})
+	h := safehttp.New(safehttp.Config{RootCAs: cfg.RootCAs, Proxy: cfg.Proxy, StallTime: cfg.StallTime, UserAgent: cfg.UserAgent})
+	return &Client{http: h, oci: oci.New(oci.Config{HTTP: h, Credentials: cfg.Credentials, Registries: cfg.Registries}), limits: cfg.limits()}
+}
+
+func (cfg *Config) limits() limits {
 	l := limits{module: cmp.Or(cfg.MaxSize, 256<<20), entries: cmp.Or(cfg.MaxEntries, 10_000)}
 	l.download = cmp.Or(cfg.MaxDownload, l.module)
 	l.unpacked = cmp.Or(cfg.MaxUnpacked, 2*l.module)
-	return &Client{http: h, oci: oci.New(oci.Config{HTTP: h, Keychain: cfg.Keychain}), limits: l}
+	return l
 }
 
 // Close closes idle connections.
@@ -74,10 +83,31 @@ type Resolved struct {
 	Repository string
 	// Size is how many bytes there are to download; -1: unknown.
 	Size int64
+	// MediaType, ArtifactType and Annotations are the manifest's; nothing where there is none. An old artifact has its type in its
+	// configuration's media type.
+	MediaType, ArtifactType string
+	Annotations             map[string]string
+	// Layers are the manifest's, in its order.
+	Layers []Layer
+	// Source is the host that answered, which may be a mirror, or the path of a layout; "" for web servers and files.
+	Source string
 
-	want want
-	open func(context.Context) (io.ReadCloser, int64, error) // the layer or body, and its size
-	op   string
+	want     want
+	verified bool                                                // open checks a digest
+	open     func(context.Context) (io.ReadCloser, int64, error) // the layer or body, and its size
+	op       string
+}
+
+// Layer is one layer of an image.
+type Layer struct {
+	MediaType string
+	// Size is in bytes, of the layer as it is stored.
+	Size   int64
+	Digest string
+	// Title is the file name that the layer was given; "" none.
+	Title string
+	// Module says that the Wasm module is in it.
+	Module bool
 }
 
 // Sink receives a module; an *os.File is one.
@@ -117,19 +147,47 @@ func (c *Client) Resolve(ctx context.Context, req Request) (*Resolved, error) {
 	}
 }
 
+// Head asks the registry which digest, "sha256:…", the image that req names has now: that of its index if it has one. It downloads nothing.
+func (c *Client) Head(ctx context.Context, req Request) (string, error) {
+	ref, err := Parse(req.URL)
+	if err != nil {
+		return "", err
+	}
+	op := "look up " + ref.String()
+	if ref.kind != kindOCI {
+		return "", broken(op, "only images have a digest to ask for")
+	}
+	if digest, ok := ref.image.(name.Digest); ok {
+		return digest.DigestStr(), nil
+	}
+	repo, err := c.oci.Open(ctx, ref.image.Context(), req.PullSecret)
+	if err != nil {
+		return "", underRef(op, err)
+	}
+	digest, err := repo.Digest(ctx, ref.image.Identifier())
+	if err != nil {
+		return "", underRef(op, err)
+	}
+	return digest.String(), nil
+}
+
 // Fetch downloads r into dst and unpacks it there. progress, if not nil, is called now and then with the bytes downloaded and the
 // total, -1 when that is unknown. After an error dst holds rubbish.
 func (c *Client) Fetch(ctx context.Context, r *Resolved, dst Sink, progress func(done, total int64)) (Result, error) {
+	return r.fetch(ctx, dst, c.limits, progress)
+}
+
+func (r *Resolved) fetch(ctx context.Context, dst Sink, l limits, progress func(done, total int64)) (Result, error) {
 	body, total, err := r.open(ctx)
 	if err != nil {
 		return Result{}, err
 	}
 	defer body.Close()
-	if total > c.limits.download {
-		return Result{}, broken(r.op, "it is %d bytes to download, more than the limit of %d: raise --wasm-max-size, or make it smaller", total, c.limits.download)
+	if total > l.download {
+		return Result{}, broken(r.op, "it is %d bytes to download, more than the limit of %d: raise --wasm-max-size, or make it smaller", total, l.download)
 	}
-	src := &source{inner: body, verified: r.Manifest != "", limit: c.limits.download, total: total, progress: progress}
-	digest, size, err := unbox(src, dst, c.limits)
+	src := &source{inner: body, verified: r.verified, limit: l.download, total: total, progress: progress}
+	digest, size, err := unbox(src, dst, l)
 	if err = src.finish(err); err != nil {
 		return Result{}, named(r.op, err)
 	}

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,30 +22,57 @@ const maxDepth = 3
 // title is the annotation in which ORAS puts a file's name.
 const title = "org.opencontainers.image.title"
 
+// shelf is where manifests and blobs are: a repository of a registry, or a layout.
+type shelf interface {
+	Manifest(ctx context.Context, identifier string) (oci.Manifest, error)
+	Blob(ctx context.Context, desc v1.Descriptor) (io.ReadCloser, error)
+}
+
 func (c *Client) resolveOCI(ctx context.Context, ref Reference, w want, pullSecret []byte) (*Resolved, error) {
-	op := "pull " + ref.String()
+	r := &Resolved{want: w, op: "pull " + ref.String(), Repository: ref.image.Context().Name(), Source: ref.image.Context().RegistryStr()}
 	repo, err := c.oci.Open(ctx, ref.image.Context(), pullSecret)
 	if err != nil {
-		return nil, underRef(op, err)
+		return nil, underRef(r.op, err)
 	}
-	r := &Resolved{want: w, op: op, Repository: ref.image.Context().Name()}
-	manifest, err := c.findManifest(ctx, repo, ref.image.Identifier(), r)
+	if err := r.find(ctx, repo, ref.image.Identifier(), c.limits); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// find follows identifier to the module's layer.
+func (r *Resolved) find(ctx context.Context, from shelf, identifier string, l limits) error {
+	manifest, err := findManifest(ctx, from, identifier, r)
 	if err != nil {
-		return nil, underRef(op, err)
+		return underRef(r.op, err)
 	}
 	layer, err := pickLayer(manifest)
 	if err != nil {
-		return nil, broken(op, "manifest %s: %w", r.Manifest, err)
+		return broken(r.op, "manifest %s: %w", r.Manifest, err)
 	}
-	r.Size = layer.Size
-	if layer.Size > c.limits.download {
-		return nil, broken(op, "its layer is %d bytes, more than the limit of %d: raise --wasm-max-size, or make it smaller", layer.Size, c.limits.download)
+	r.describe(manifest, layer)
+	if layer.Size > l.download {
+		return broken(r.op, "its layer is %d bytes, more than the limit of %d: raise --wasm-max-size, or make it smaller", layer.Size, l.download)
 	}
+	r.Size, r.verified = layer.Size, true
 	r.open = func(ctx context.Context) (io.ReadCloser, int64, error) {
-		blob, err := repo.Blob(ctx, layer)
-		return blob, layer.Size, underRef(op, err)
+		blob, err := from.Blob(ctx, layer)
+		return blob, layer.Size, underRef(r.op, err)
 	}
-	return r, nil
+	return nil
+}
+
+func (r *Resolved) describe(m *v1.Manifest, module v1.Descriptor) {
+	r.ArtifactType, r.Annotations = m.ArtifactType, m.Annotations
+	if r.ArtifactType == "" && !m.Config.MediaType.IsConfig() {
+		r.ArtifactType = string(m.Config.MediaType)
+	}
+	for _, l := range m.Layers {
+		r.Layers = append(r.Layers, Layer{
+			MediaType: string(l.MediaType), Size: l.Size, Digest: l.Digest.String(), Title: l.Annotations[title],
+			Module: l.Digest == module.Digest && l.MediaType == module.MediaType,
+		})
+	}
 }
 
 // underRef puts the reference in front of an error about a part of it.
@@ -60,9 +88,9 @@ func underRef(op string, err error) error {
 }
 
 // findManifest follows indexes to the manifest of the module and notes both digests in r.
-func (c *Client) findManifest(ctx context.Context, repo *oci.Repository, identifier string, r *Resolved) (*v1.Manifest, error) {
+func findManifest(ctx context.Context, from shelf, identifier string, r *Resolved) (*v1.Manifest, error) {
 	for range maxDepth {
-		got, err := repo.Manifest(ctx, identifier)
+		got, err := from.Manifest(ctx, identifier)
 		if err != nil {
 			return nil, err
 		}
@@ -71,7 +99,7 @@ func (c *Client) findManifest(ctx context.Context, repo *oci.Repository, identif
 			return nil, broken("", "manifest %s: %w", got.Digest, err)
 		}
 		if !doc.isIndex() {
-			r.Manifest = got.Digest.String()
+			r.Manifest, r.MediaType = got.Digest.String(), string(typeOf(doc, got))
 			return &doc.Manifest, nil
 		}
 		if r.Index == "" {
@@ -93,6 +121,14 @@ type document struct {
 }
 
 func (d *document) isIndex() bool { return d.Manifest.Layers == nil && d.Manifests != nil }
+
+// typeOf is what a manifest calls itself, else what the registry calls it.
+func typeOf(doc *document, m oci.Manifest) types.MediaType {
+	if doc.isIndex() {
+		return cmp.Or(doc.MediaType, m.MediaType, types.OCIImageIndex)
+	}
+	return cmp.Or(doc.MediaType, m.MediaType, types.OCIManifestSchema1)
+}
 
 func parseManifest(m oci.Manifest) (*document, error) {
 	var doc document

@@ -181,7 +181,7 @@ func copyModule(in io.Reader, dst Sink, limit int64) (module, error) {
 }
 
 // sinkWriter marks the sink's own errors.
-type sinkWriter struct{ dst Sink }
+type sinkWriter struct{ dst io.Writer }
 
 func (w *sinkWriter) Write(p []byte) (int, error) {
 	n, err := w.dst.Write(p)
