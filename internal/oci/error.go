@@ -6,12 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
@@ -39,12 +39,17 @@ type Error struct {
 	Err error
 	// Hint is the remedy; "" where the reason is enough.
 	Hint string
+	// Elsewhere says that the same, tried again at once, asks another of the endpoints configured.
+	Elsewhere bool
 	// After is how long the server asked to wait; zero: it did not.
 	After time.Duration
 }
 
 func (e *Error) Error() string {
-	text := e.Op + ": " + e.Err.Error()
+	text := e.Err.Error()
+	if e.Op != "" {
+		text = e.Op + ": " + text
+	}
 	if e.Hint != "" {
 		text += " (" + e.Hint + ")"
 	}
@@ -73,31 +78,42 @@ func wrap(op string, anonymous bool, err error) *Error {
 		if e.Op != "" {
 			return e
 		}
-		return &Error{Kind: e.Kind, Op: op, Err: e.Err, Hint: e.Hint, After: e.After}
+		named := *e
+		named.Op = op
+		return &named
 	}
+	out := classify(anonymous, err)
+	out.Op = op
+	if t, ok := errors.AsType[*tokenError](err); ok {
+		out.Err = &tokenError{host: t.host, err: out.Err}
+	}
+	return out
+}
+
+func classify(anonymous bool, err error) *Error {
 	if hint, ok := untrusted(err); ok {
-		return &Error{Kind: Broken, Op: op, Err: strip(err), Hint: hint}
+		return &Error{Kind: Broken, Err: strip(err), Hint: hint}
 	}
 	if e, ok := errors.AsType[*safehttp.StatusError](err); ok {
 		kind := Temporary
 		if e.Status == http.StatusTooManyRequests {
 			kind = RateLimited
 		}
-		return &Error{Kind: kind, Op: op, Err: e, After: e.After}
+		return &Error{Kind: kind, Err: e, After: e.After}
 	}
 	if e, ok := errors.AsType[*safehttp.RefusedError](err); ok {
-		return &Error{Kind: Broken, Op: op, Err: e}
+		return &Error{Kind: Broken, Err: e}
 	}
 	if e, ok := errors.AsType[*transport.Error](err); ok {
-		return wrapStatus(op, anonymous, e)
+		return wrapStatus(anonymous, e)
 	}
 	kind, hint := local(err)
-	return &Error{Kind: kind, Op: op, Err: strip(err), Hint: hint}
+	return &Error{Kind: kind, Err: strip(err), Hint: hint}
 }
 
 // wrapStatus is for what the registry itself says.
-func wrapStatus(op string, anonymous bool, e *transport.Error) *Error {
-	out := &Error{Kind: Broken, Op: op, Err: errors.New(answer(e))}
+func wrapStatus(anonymous bool, e *transport.Error) *Error {
+	out := &Error{Kind: Broken, Err: errors.New(answer(e))}
 	switch e.StatusCode {
 	case http.StatusNotFound, http.StatusGone:
 		out.Kind, out.Hint = NotFound, "check the repository and the tag"
@@ -122,41 +138,10 @@ func answer(e *transport.Error) string {
 	return text
 }
 
-// handshake picks the error that matters. To a loopback or private address the library tries https and then plain HTTP, of which
-// the second is refused for private ones, and may be the only one that a loopback registry speaks.
-func handshake(reg name.Registry, err error) error {
-	if reg.Scheme() != "http" {
-		return err
-	}
-	if !safehttp.IsLoopback(reg.RegistryStr()) {
-		return strip(err)
-	}
-	if _, ok := untrusted(err); !ok && errors.Is(err, http.ErrSchemeMismatch) {
-		return &bothError{err}
-	}
-	return err
-}
-
-// bothError is a failure of https and of plain HTTP; that https is not spoken is not the reason.
-type bothError struct{ err error }
-
-func (e *bothError) Error() string { return e.err.Error() }
-
-func (e *bothError) Is(target error) bool {
-	return target != http.ErrSchemeMismatch && errors.Is(e.err, target)
-}
-
-func (e *bothError) As(target any) bool {
-	if _, ok := target.(**url.Error); ok {
-		return false
-	}
-	return errors.As(e.err, target)
-}
-
 // untrusted returns the remedy for a certificate that does not hold.
 func untrusted(err error) (string, bool) {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return "the server's certificate is signed by an unknown CA: add that CA to the trusted ones", true
+		return "the server's certificate is signed by an unknown CA: add that CA to the trusted ones, or give it as ca for this host in --registry-config", true
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return "the server's certificate does not fit: check the host name and its dates", true
@@ -171,13 +156,21 @@ func local(err error) (Kind, string) {
 	}
 	switch {
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return Broken, "the server speaks plain HTTP; only loopback registries may"
-	case strings.Contains(err.Error(), "invalid realm in www-authenticate"):
-		return Broken, "the registry names a token server that may not be asked"
+		return Broken, "the server speaks plain HTTP; only loopback registries may: serve it over https, or set plain-http for this host in --registry-config"
+	case strings.Contains(err.Error(), "remote error: tls: certificate required"):
+		return Broken, "the server wants a client certificate: give cert and key for this host in --registry-config"
+	case isCertificateAlert(err):
+		return Broken, "the server refused our client certificate: check cert and key for this host in --registry-config"
 	case errors.Is(err, context.DeadlineExceeded):
 		return Temporary, "the server is slow or unreachable"
 	}
 	return Temporary, ""
+}
+
+// isCertificateAlert reports that the other side refused our certificate. The alerts of crypto/tls have no exported type.
+func isCertificateAlert(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "remote error" && strings.Contains(op.Err.Error(), "certificate")
 }
 
 // strip takes the URL out of an error, since it may hold a signature or a token.

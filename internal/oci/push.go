@@ -1,16 +1,146 @@
 package oci
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 )
 
-// Push uploads image, a v1.Image or v1.ImageIndex, as ref and returns the digest of its manifest. Blobs that the registry has are
-// skipped. pullSecret is as in Open. progress, if not nil, is called with the bytes uploaded so far and the total.
-func (c *Client) Push(_ context.Context, ref name.Reference, _ []byte, _ remote.Taggable, _ func(done, total int64)) (v1.Hash, error) {
-	return v1.Hash{}, wrap("push "+ref.Name(), false, errors.New("not built yet"))
+const pushActions = "pull,push"
+
+// Push uploads image, a v1.Image or v1.ImageIndex, as ref and returns the digest of its manifest. It goes to the registry itself, never
+// to a mirror. Blobs that are there are skipped. pullSecret is as in Open. progress, if not nil, is called with the bytes uploaded
+// so far and the total, from one goroutine at a time.
+func (c *Client) Push(ctx context.Context, ref name.Reference, pullSecret []byte, image remote.Taggable, progress func(done, total int64)) (v1.Hash, error) {
+	op := "push " + ref.Name()
+	raw, err := image.RawManifest()
+	if err != nil {
+		return v1.Hash{}, fmt.Errorf("%s: read its manifest: %w", op, err)
+	}
+	digest, _, err := v1.SHA256(bytes.NewReader(raw))
+	if err != nil {
+		return v1.Hash{}, fmt.Errorf("%s: %w", op, err)
+	}
+	if d, ok := ref.(name.Digest); ok && d.DigestStr() != digest.String() {
+		return v1.Hash{}, &Error{Kind: Broken, Op: op, Err: fmt.Errorf("the image has the digest %s", digest), Hint: "push it by a tag"}
+	}
+	repo, err := c.Open(ctx, ref.Context(), pullSecret)
+	if err != nil {
+		return v1.Hash{}, wrap(op, false, err)
+	}
+	t, err := repo.origin(ctx)
+	if err != nil {
+		return v1.Hash{}, wrap(op, false, err)
+	}
+	if err := t.push(ctx, ref.Identifier(), image, progress); err != nil {
+		return v1.Hash{}, wrap(op, t.session.isAnonymous(), err)
+	}
+	return digest, nil
+}
+
+// origin returns the first place that answers and is not a mirror.
+func (r *Repository) origin(ctx context.Context) (*target, error) {
+	targets, err := r.places(pushActions, false)
+	if err != nil {
+		return nil, err
+	}
+	var failures []failure
+	for _, t := range targets {
+		if t.endpoint.Mirror {
+			continue
+		}
+		if t.endpoint.Plain && answeredSecurely(failures, t.endpoint.Host) {
+			continue
+		}
+		if err = t.ping(ctx); err == nil || t.answered(err) {
+			return t, nil
+		}
+		failures = append(failures, failure{target: t, err: wrap("", false, err)})
+	}
+	if len(failures) == 0 {
+		return nil, &Error{Kind: Broken, Err: errors.New("only mirrors are configured for it"), Hint: "push to the registry behind them"}
+	}
+	return nil, r.sum("", failures)
+}
+
+// ping asks for anything, to learn how the registry is to be spoken to.
+func (t *target) ping(ctx context.Context) error {
+	resp, err := t.do(ctx, http.MethodHead, "manifests/latest", http.Header{"Accept": {accepted}}, http.StatusOK, http.StatusNotFound)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+func (t *target) push(ctx context.Context, identifier string, image remote.Taggable, progress func(done, total int64)) error {
+	ref, err := name.ParseReference(t.endpoint.Host + "/" + t.endpoint.Repository + separator(identifier) + identifier)
+	if err != nil {
+		return broken("%s/%s is not a usable repository", safehttp.OneLine(t.endpoint.Host, 100), safehttp.OneLine(t.endpoint.Repository, 200))
+	}
+	// The library leaves a wrapped transport alone: no handshake of its own, no credentials of its own.
+	wrapped, err := transport.FromToken(ref.Context().Registry, authn.Anonymous, &rerouted{t}, &transport.Challenge{}, nil)
+	if err != nil {
+		return err
+	}
+	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(wrapped), remote.WithNondistributable, remote.WithRetryPredicate(worthRetrying)}
+	if progress == nil {
+		return remote.Push(ref, image, options...)
+	}
+	updates := make(chan v1.Update, 16) // so that the upload rarely waits for who shows it
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for u := range updates {
+			if u.Error == nil {
+				progress(u.Complete, u.Total)
+			}
+		}
+	}()
+	err = remote.Push(ref, image, append(options, remote.WithProgress(updates))...)
+	<-done // the library closed updates
+	return err
+}
+
+// worthRetrying reports that one step of an upload may be repeated at once.
+func worthRetrying(err error) bool {
+	if e, ok := errors.AsType[*safehttp.StatusError](err); ok {
+		return e.After <= time.Second
+	}
+	e := wrap("", false, err)
+	return e.Kind == Temporary && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+}
+
+// rerouted sends the library's requests to where the target is.
+type rerouted struct{ t *target }
+
+// RoundTrip implements http.RoundTripper.
+func (r *rerouted) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Response != nil || req.URL.Host != r.t.endpoint.Host {
+		return (*authorized)(r.t).RoundTrip(req)
+	}
+	out := req.Clone(req.Context())
+	// Registries behind something that ends TLS give their own addresses as http.
+	out.URL.Scheme = r.t.scheme()
+	if rest, ok := cutRoot(out.URL.Path, r.t.root()); ok {
+		out.URL.Path, out.URL.RawPath = r.t.root()+rest, ""
+	}
+	return (*authorized)(r.t).RoundTrip(out)
+}
+
+// cutRoot returns what follows the API's usual root in path, if that must be replaced by root.
+func cutRoot(path, root string) (string, bool) {
+	rest, ok := strings.CutPrefix(path, "/v2")
+	return rest, ok && root != "/v2" && !strings.HasPrefix(path, root+"/")
 }

@@ -3,6 +3,9 @@ package safehttp
 import (
 	"fmt"
 	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -56,10 +59,8 @@ func checkAddress(addr netip.Addr, loopback bool) error {
 	case addr.IsLoopback() && !loopback:
 		kind = "a loopback address that a remote server led to"
 	default:
-		for _, m := range metadata {
-			if addr == m {
-				kind = "a cloud metadata address"
-			}
+		if slices.Contains(metadata, addr) {
+			kind = "a cloud metadata address"
 		}
 	}
 	if kind == "" {
@@ -67,3 +68,23 @@ func checkAddress(addr netip.Addr, loopback bool) error {
 	}
 	return &RefusedError{What: fmt.Sprintf("connection to %s, %s", addr, kind), Remedy: "check the URL, its DNS name and where the server redirects"}
 }
+
+// checkProxied stands in for the dialer where a proxy resolves names out of our sight: it refuses the well-known names of metadata
+// servers, and addresses in spellings that only some resolvers know, such as 0x7f.1 and 2852039166.
+func checkProxied(u *url.URL, loopback bool) error {
+	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return checkAddress(addr, loopback)
+	}
+	if IsLoopback(host) && !loopback {
+		return &RefusedError{What: "request through a proxy to " + host, Remedy: "check the URL and where the server redirects"}
+	}
+	last := host[strings.LastIndex(host, ".")+1:]
+	odd := last != "" && last[0] >= '0' && last[0] <= '9'
+	if odd || slices.Contains(metadataNames, host) {
+		return &RefusedError{What: "request through a proxy to " + OneLine(host, 80), Remedy: "check the URL and where the server redirects"}
+	}
+	return nil
+}
+
+var metadataNames = []string{"metadata.google.internal", "metadata.goog", "metadata", "instance-data", "instance-data.ec2.internal"}

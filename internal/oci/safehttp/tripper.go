@@ -1,0 +1,148 @@
+package safehttp
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+)
+
+// tripper applies the rules to one request at a time.
+type tripper struct {
+	client   *Client
+	endpoint Endpoint
+	local    bool // the endpoint is on loopback
+}
+
+func (t *tripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	own := strings.EqualFold(hostPort(req.URL.Scheme, req.URL.Host), hostPort(req.URL.Scheme, t.endpoint.Host))
+	if err := t.check(req); err != nil {
+		return nil, err
+	}
+	proxy, err := t.client.proxyFor(req.URL, own || t.local)
+	if err != nil {
+		return nil, err
+	}
+	ctx := req.Context()
+	if proxy != nil {
+		ctx = context.WithValue(ctx, proxyKey{}, proxy)
+	}
+	out := req.Clone(ctx)
+	t.clean(out)
+	pool := t.client.pools.get(t.client.cfg, t.endpoint, own, own || t.local, proxy != nil)
+	resp, err := pool.RoundTrip(out)
+	if err != nil {
+		if proxy != nil {
+			err = fmt.Errorf("through proxy %s: %w", proxy.Host, err)
+		}
+		return nil, err
+	}
+	if proxy != nil && resp.StatusCode == http.StatusProxyAuthRequired {
+		resp.Body.Close()
+		return nil, proxyAnswer(ctx, proxy, out, resp)
+	}
+	if later(resp.StatusCode) {
+		return nil, newStatusError(resp)
+	}
+	return resp, nil
+}
+
+// clean takes out what another host may not see.
+func (t *tripper) clean(out *http.Request) {
+	out.Header.Del("Referer")
+	if ua := t.client.cfg.UserAgent; !strings.HasPrefix(out.Header.Get("User-Agent"), ua) {
+		out.Header.Set("User-Agent", ua)
+	}
+	// http.Client compares only host names, and lets subdomains have them.
+	if Redirected(out) {
+		for _, name := range []string{"Authorization", "Cookie", "Proxy-Authorization"} {
+			out.Header.Del(name)
+		}
+	}
+}
+
+// Redirected reports whether req is the end of redirects that left its first host, be it to come back: such a request carries no
+// credentials. Scheme and port count.
+func Redirected(req *http.Request) bool {
+	for from := req.Response; from != nil && from.Request != nil; from = from.Request.Response {
+		if !SameOrigin(from.Request.URL, req.URL) {
+			return true
+		}
+	}
+	return false
+}
+
+// SameOrigin reports whether a and b have the same scheme, host and port.
+func SameOrigin(a, b *url.URL) bool {
+	return strings.EqualFold(a.Scheme, b.Scheme) && strings.EqualFold(hostPort(a.Scheme, a.Host), hostPort(b.Scheme, b.Host))
+}
+
+// hostPort returns host with its port, also where that is the scheme's own.
+func hostPort(scheme, host string) string {
+	u := url.URL{Host: host}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[strings.ToLower(scheme)]
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+func (c *Client) proxyFor(u *url.URL, loopback bool) (*url.URL, error) {
+	if c.cfg.Proxy == nil {
+		return nil, nil
+	}
+	proxy, err := c.cfg.Proxy(u)
+	if err != nil {
+		return nil, &RefusedError{What: "no proxy can be found for " + u.Host, Remedy: "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"}
+	}
+	if proxy == nil {
+		return nil, nil
+	}
+	return proxy, checkProxied(u, loopback)
+}
+
+func (t *tripper) check(req *http.Request) error {
+	target := req.URL.Host
+	if addr, err := netip.ParseAddr(req.URL.Hostname()); err == nil {
+		// The dialer does this for every address; here it is for the reason: where it leads says more than that it is not https.
+		if err := checkAddress(addr, true); err != nil {
+			return err
+		}
+	}
+	switch req.URL.Scheme {
+	case "https":
+	case "http":
+		if !t.endpoint.Plain && !(t.local && IsLoopback(target)) {
+			return &RefusedError{What: "plain HTTP to " + target, Remedy: "serve it over https; only loopback registries, and those with plain-http in --registry-config, may be plain"}
+		}
+	default:
+		return &RefusedError{What: "scheme " + req.URL.Scheme, Remedy: "only http and https are followed"}
+	}
+	from := req.Response
+	if from == nil || from.Request == nil {
+		return nil
+	}
+	if from.Request.URL.Scheme == "https" && req.URL.Scheme == "http" {
+		return &RefusedError{What: "redirect from https to plain HTTP at " + target, Remedy: "use the final https address"}
+	}
+	if req.Body != nil && req.Body != http.NoBody && Redirected(req) {
+		return &RefusedError{What: "redirect of a request with credentials in its body to " + target}
+	}
+	return nil
+}
+
+// IsLoopback reports whether host, with or without a port, names this machine.
+func IsLoopback(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.Trim(host, "[]"))
+	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}

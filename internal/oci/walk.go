@@ -1,0 +1,174 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
+)
+
+const (
+	downTime  = 30 * time.Second // how long an endpoint that cannot be reached is asked last
+	wrongTime = 10 * time.Minute // how long an endpoint is asked last for a blob that it has wrong
+)
+
+// failure is what one endpoint said.
+type failure struct {
+	target *target
+	err    *Error
+}
+
+// each tries the places for what identifier names until one has it. Its error says what each of them said.
+func (r *Repository) each(ctx context.Context, op, identifier string, try func(*target) error) error {
+	_, err := v1.NewHash(identifier)
+	targets, err := r.places(pullActions, err == nil)
+	if err != nil {
+		return wrap(op, false, err)
+	}
+	var failures []failure
+	for _, t := range r.order(targets, identifier) {
+		if t.endpoint.Plain && answeredSecurely(failures, t.endpoint.Host) {
+			continue // plain HTTP is for those that do not speak https at all
+		}
+		err := try(t)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				r.client.avoid(t.id, downTime)
+			}
+			return wrap(op, t.session.isAnonymous(), err)
+		}
+		failures = append(failures, failure{target: t, err: wrap("", t.session.isAnonymous(), err)})
+		r.learn(t, identifier, err)
+	}
+	return r.sum(op, failures)
+}
+
+func answeredSecurely(failures []failure, host string) bool {
+	return slices.ContainsFunc(failures, func(f failure) bool {
+		return f.target.endpoint.Host == host && !f.target.endpoint.Plain && f.target.answered(f.err)
+	})
+}
+
+// order puts the places that are known to fail behind the others.
+func (r *Repository) order(targets []*target, identifier string) []*target {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ordered := slices.Clone(targets)
+	slices.SortStableFunc(ordered, func(a, b *target) int { return r.rankLocked(a, identifier) - r.rankLocked(b, identifier) })
+	return ordered
+}
+
+func (r *Repository) rankLocked(t *target, identifier string) int {
+	switch {
+	case r.client.isAvoided(t.id + "@" + identifier):
+		return 3
+	case r.client.isAvoided(t.id):
+		return 2
+	case r.failed[t.id]:
+		return 1
+	}
+	return 0
+}
+
+// learn remembers what err says of t.
+func (r *Repository) learn(t *target, identifier string, err error) {
+	e := wrap("", false, err)
+	switch {
+	case e.Kind == Temporary && !t.answered(err):
+		r.client.avoid(t.id, downTime)
+	case e.Kind == Broken:
+		r.client.avoid(t.id+"@"+identifier, wrongTime)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed[t.id] = true
+}
+
+func (c *Client) avoid(what string, d time.Duration) { c.avoided.Add(what, time.Now().Add(d)) }
+
+func (c *Client) isAvoided(what string) bool {
+	until, ok := c.avoided.Peek(what)
+	return ok && time.Now().Before(until)
+}
+
+// sum makes one error of what the endpoints said.
+func (r *Repository) sum(op string, failures []failure) error {
+	if len(failures) == 1 && failures[0].target.endpoint.Host == r.repo.RegistryStr() {
+		e := *failures[0].err
+		e.Op = op
+		return &e
+	}
+	texts := make([]string, 0, len(failures))
+	for _, f := range failures {
+		texts = append(texts, f.text())
+	}
+	text := strings.Join(texts, "; ")
+	if len(failures) > 1 {
+		text = fmt.Sprintf("none of %d places has it: %s", len(failures), text)
+	}
+	e := &Error{Kind: kindOf(failures), Op: op, Err: &placesError{text, failures}}
+	for _, f := range failures {
+		e.After = max(e.After, f.err.After)
+	}
+	return e
+}
+
+// placesError is what several endpoints said.
+type placesError struct {
+	text     string
+	failures []failure
+}
+
+func (e *placesError) Error() string { return e.text }
+
+func (e *placesError) Unwrap() []error {
+	all := make([]error, 0, len(e.failures))
+	for _, f := range e.failures {
+		all = append(all, f.err)
+	}
+	return all
+}
+
+func (f failure) text() string {
+	role := ""
+	if f.target.endpoint.Mirror {
+		role = "mirror "
+	}
+	if f.target.endpoint.Plain {
+		role += "plain "
+	}
+	text := role + f.target.endpoint.Host + ": " + safehttp.OneLine(f.err.Err.Error(), 400)
+	if f.err.Hint != "" {
+		text += " (" + f.err.Hint + ")"
+	}
+	return text
+}
+
+// kindOf: the registry's own refusal of the caller stands, whatever the mirrors said. Else there is hope as long as one of them
+// failed for now only. Else the registry's own word counts.
+func kindOf(failures []failure) Kind {
+	kind := failures[len(failures)-1].err.Kind
+	for _, f := range failures {
+		if !f.target.endpoint.Mirror {
+			kind = f.err.Kind
+		}
+	}
+	if kind == Unauthorized {
+		return kind
+	}
+	for _, f := range failures {
+		if f.err.Kind == Temporary || f.err.Kind == RateLimited {
+			return f.err.Kind
+		}
+	}
+	return kind
+}
