@@ -16,18 +16,18 @@ var errMailbox = errors.New("more than 64 MiB of requests wait for a control pla
 
 // entry is one request on its way upstream.
 type entry struct {
-	t        *typeState
-	frame    frame
-	nonce    string
-	rejects  bool
-	hasNode  bool
-	names    int
-	nameSum  uint64
-	changes  bool      // delta: it subscribes, unsubscribes or tells versions
-	composed bool      // of a terminated type; empty until its turn
-	dead     bool      // replaced while it waited
-	due      time.Time // held back until then
-	size     int       // charged to the mailbox; the frame itself may be freed any time after it was taken
+	t       *typeState
+	frame   frame
+	nonce   string
+	rejects bool
+	hasNode bool
+	names   int
+	nameSum uint64
+	changes bool        // delta: it subscribes, unsubscribes or tells versions
+	compose func() *ask // made when its turn comes, nil: nothing to say any more; empty until then
+	dead    bool        // replaced while it waited
+	due     time.Time   // held back until then
+	size    int         // charged to the mailbox; the frame itself may be freed any time after it was taken
 }
 
 // mailbox holds the requests for upstream. Putting never waits: state-of-the-world requests of one type coalesce, since the newest holds

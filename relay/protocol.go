@@ -31,10 +31,12 @@ type protocol struct {
 	decodeAsk         func([]byte) (*ask, error)
 	encodePush        func(push) proto.Message
 	decodeOffer       func([]byte) (*reply, error)
+	decodeOwn         func([]byte) ([]*anypb.Any, error)
 }
 
-// ask is a request of a terminated type, in either protocol. In state-of-the-world, subscribe holds all names.
+// ask is a request of a terminated or an own type, in either protocol. In state-of-the-world, subscribe holds all names.
 type ask struct {
+	typeURL                string
 	version, nonce         string
 	err                    error
 	subscribe, unsubscribe []string
@@ -59,7 +61,7 @@ func sotwProtocol() *protocol {
 		name: "sotw", method: "StreamAggregatedResources",
 		request:   fields{message: "DiscoveryRequest", version: 1, node: 2, names: 3, typeURL: 4, nonce: 5, errorDetail: 6},
 		response:  fields{message: "DiscoveryResponse", hashed: true, version: 1, typeURL: 4, nonce: 5},
-		encodeAsk: sotwAsk, decodeAsk: readSotwAsk, encodePush: sotwPush, decodeOffer: readSotwOffer,
+		encodeAsk: sotwAsk, decodeAsk: readSotwAsk, encodePush: sotwPush, decodeOffer: readSotwOffer, decodeOwn: readSotwOwn,
 	}
 }
 
@@ -68,7 +70,7 @@ func deltaProtocol() *protocol {
 		name: "delta", method: "DeltaAggregatedResources", delta: true,
 		request:   fields{message: "DeltaDiscoveryRequest", node: 1, typeURL: 2, names: 3, unnames: 4, initial: 5, nonce: 6, errorDetail: 7},
 		response:  fields{message: "DeltaDiscoveryResponse", hashed: true, version: 1, typeURL: 4, nonce: 5},
-		encodeAsk: deltaAsk, decodeAsk: readDeltaAsk, encodePush: deltaPush, decodeOffer: readDeltaOffer,
+		encodeAsk: deltaAsk, decodeAsk: readDeltaAsk, encodePush: deltaPush, decodeOffer: readDeltaOffer, decodeOwn: readDeltaOwn,
 	}
 }
 
@@ -89,14 +91,14 @@ func detailError(s *status.Status) error {
 
 func sotwAsk(a *ask) proto.Message {
 	return &discoveryv3.DiscoveryRequest{
-		TypeUrl: typeECDS, VersionInfo: a.version, ResponseNonce: a.nonce,
+		TypeUrl: a.typeURL, VersionInfo: a.version, ResponseNonce: a.nonce,
 		ResourceNames: a.subscribe, ErrorDetail: errorDetail(a.err),
 	}
 }
 
 func deltaAsk(a *ask) proto.Message {
 	return &discoveryv3.DeltaDiscoveryRequest{
-		TypeUrl: typeECDS, ResponseNonce: a.nonce, ErrorDetail: errorDetail(a.err),
+		TypeUrl: a.typeURL, ResponseNonce: a.nonce, ErrorDetail: errorDetail(a.err),
 		ResourceNamesSubscribe: a.subscribe, ResourceNamesUnsubscribe: a.unsubscribe,
 	}
 }
@@ -196,4 +198,21 @@ func readDeltaOffer(b []byte) (*reply, error) {
 		}
 	}
 	return r, nil
+}
+
+func readSotwOwn(b []byte) ([]*anypb.Any, error) {
+	var m discoveryv3.DiscoveryResponse
+	err := proto.Unmarshal(b, &m)
+	return m.GetResources(), err
+}
+
+func readDeltaOwn(b []byte) (resources []*anypb.Any, err error) {
+	var m discoveryv3.DeltaDiscoveryResponse
+	err = proto.Unmarshal(b, &m)
+	for _, r := range m.GetResources() {
+		if r.GetResource() != nil { // without: a heartbeat
+			resources = append(resources, r.GetResource())
+		}
+	}
+	return resources, err
 }

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -53,6 +54,10 @@ type Config struct {
 	Terminator Terminator               // for extension configs; nil: they pass like any other type
 	MaxMessage int                      // bytes of a message, both ways; default 256 MiB
 	MaxWaiting int                      // bytes of responses that wait for an Envoy which does not read, one more message on top; default 64 MiB
+	Own        []Own                    // what the agent asks for itself, right after Envoy has asked for listeners
+	Redial     func()                   // makes the next stream use another connection, because this one is stuck; must not wait; nil: it is not called
+	StuckAfter time.Duration            // a stream on which the control plane reads nothing, or has said nothing at all, for that long is cut; default 45 s, negative: never
+	MaxAge     time.Duration            // of a stream to the control plane, less up to a tenth; default: no limit
 	Log        *slog.Logger             // default: discarded
 }
 
@@ -66,6 +71,8 @@ type Server struct {
 	backoff backoff
 	metrics *metrics
 	lastID  atomic.Uint64
+	health  atomic.Pointer[health]
+	mute    atomic.Int32 // streams in a row that were cut because the control plane said nothing
 
 	mu       sync.Mutex
 	sessions map[uint64]*session
@@ -79,9 +86,13 @@ func New(config Config) (*Server, error) {
 	if config.Upstream == nil {
 		return nil, errors.New("relay: no upstream connection is given")
 	}
-	if config.MaxMessage < 0 || config.MaxWaiting < 0 {
+	if config.MaxMessage < 0 || config.MaxWaiting < 0 || config.MaxAge < 0 {
 		return nil, errors.New("relay: a limit is negative")
 	}
+	if err := checkOwn(config.Own); err != nil {
+		return nil, err
+	}
+	config.StuckAfter = cmp.Or(config.StuckAfter, defaultStuckAfter)
 	config.MaxMessage = cmp.Or(config.MaxMessage, defaultMaxMessage)
 	config.MaxWaiting = cmp.Or(config.MaxWaiting, defaultMaxWaiting)
 	if config.Log == nil {

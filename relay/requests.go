@@ -39,6 +39,11 @@ func (s *session) request(ctx context.Context, in inbound) error {
 	if s.pid == 0 && t.url == typeCDS && !t.asked && len(in.header.version) == 0 && in.header.initial == 0 {
 		s.server.fresh(s)
 	}
+	if s.owns[t.url] != nil {
+		s.log.DebugContext(ctx, "envoy asks for a type of the agent's own", "type_url", t.url)
+		in.frame.data.Free()
+		return nil
+	}
 	t.asked = true
 	s.countNames(t, &in.header)
 	if s.term != nil && t == s.term.t {
@@ -72,6 +77,7 @@ func (s *session) countNames(t *typeState, h *header) {
 	} else {
 		t.status.Names = h.names
 	}
+	t.named = t.named || h.names > 0
 	s.progress(t, func(p *progress) { p.asked = true })
 }
 
@@ -100,6 +106,9 @@ func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) err
 	}
 	if err := s.up.put(e, s.p.delta); err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	if t.url == typeLDS && !s.begun {
+		s.begin()
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ func (s *session) response(ctx context.Context, in inbound) error {
 	}
 	now := time.Now()
 	s.server.metrics.last.Store(&now)
+	s.answers()
 	t.responses.Inc()
 	t.received(string(in.header.version), now)
 	s.progress(t, func(p *progress) { p.answered = true })
@@ -33,10 +34,15 @@ func (s *session) response(ctx context.Context, in inbound) error {
 		s.offer(in.reply, in.header.hash)
 		return nil
 	}
+	if o := s.owns[t.url]; o != nil {
+		in.frame.data.Free()
+		s.ownResponse(ctx, o, &in)
+		return nil
+	}
 	if s.term != nil && t.url == typeLDS && s.opened {
 		s.server.config.Terminator.Observe(s.id, s.p.delta, in.frame.data.Materialize())
 	}
-	t.sent(response{nonce: string(in.header.nonce), version: string(in.header.version), hash: in.header.hash})
+	t.sent(response{nonce: string(in.header.nonce), version: string(in.header.version), hash: in.header.hash, since: now})
 	s.down.put(in.frame)
 	return nil
 }

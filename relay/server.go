@@ -3,6 +3,7 @@ package relay
 import (
 	"slices"
 	"strconv"
+	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 )
@@ -21,7 +22,10 @@ type server struct {
 }
 
 // pushed is a resource that Envoy has not answered.
-type pushed struct{ nonce, name, version string }
+type pushed struct {
+	nonce, name, version string
+	since                time.Time // when its turn came
+}
 
 func newServer(delta bool) server {
 	return server{delta: delta, pending: make(map[string]*discoveryv3.Resource)}
@@ -77,7 +81,7 @@ func (s *server) next() (push, bool) {
 	if len(s.inflight) == maxInflight {
 		s.inflight = slices.Delete(s.inflight, 0, 1)
 	}
-	s.inflight = append(s.inflight, pushed{nonce: p.nonce, name: name, version: r.GetVersion()})
+	s.inflight = append(s.inflight, pushed{nonce: p.nonce, name: name, version: r.GetVersion(), since: time.Now()})
 	return p, true
 }
 

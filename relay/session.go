@@ -4,11 +4,13 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gateway-agent/gateway-agent/internal/peercred"
 )
@@ -35,7 +37,14 @@ type session struct {
 	list  []*typeState // the same, in the order they came
 	up    mailbox
 	down  queue
-	term  *terminated // nil: nothing is terminated
+	term  *terminated         // nil: nothing is terminated
+	owns  map[string]*ownType // the map does not change
+	order []*ownType          // as they are asked for
+
+	begun   bool    // Envoy has asked for listeners: the agent's own requests may go
+	health  *health // told last
+	telling bool    // an entry for it waits in the mailbox
+	watch   watchdog
 
 	// Unbuffered, all of them: a message has one owner at any time, and memory is what the queues hold.
 	fromEnvoy, fromUpstream chan inbound
@@ -50,7 +59,8 @@ type session struct {
 type inbound struct {
 	frame  frame
 	header header
-	reply  *reply // of a terminated type
+	reply  *reply       // of a terminated type
+	own    []*anypb.Any // resources of an own type
 	err    error
 	bad    bool // err says that the message makes no sense
 }
@@ -68,6 +78,8 @@ func (s *Server) newSession(ctx context.Context, p *protocol) *session {
 		connected: make(chan struct{}), query: make(chan chan SessionStatus), done: make(chan struct{}),
 		calls: calls{wake: make(chan struct{}, 1)}, // one token is enough: it says that there is something
 	}
+	ss.watch.init(&s.config)
+	ss.initOwn(s.config.Own)
 	if s.config.Terminator != nil {
 		ss.term = newTerminated(ss.typeFor([]byte(typeECDS)), p)
 	}
@@ -82,7 +94,7 @@ func (s *session) run(ctx context.Context, cancel context.CancelFunc, stream grp
 	defer cancel()
 	defer s.end()
 	go s.readEnvoy(ctx, stream)
-	go s.write(ctx, stream.SendMsg, s.toEnvoy)
+	go s.write(ctx, stream.SendMsg, s.toEnvoy, nil)
 	upstream.Go(func() { s.upstream(ctx) })
 	return s.loop(ctx)
 }
@@ -124,11 +136,13 @@ func (s *session) read(receive func(any) error, num *fields) (in inbound) {
 }
 
 // write sends what comes until the stream fails; the reader of the same stream learns why.
-func (s *session) write(ctx context.Context, send func(any) error, frames <-chan frame) {
+func (s *session) write(ctx context.Context, send func(any) error, frames <-chan frame, sending *atomic.Int64) {
 	for {
 		select {
 		case f := <-frames:
+			begin(sending)
 			err := send(&f)
+			done(sending)
 			f.data.Free()
 			if err != nil {
 				if status.Code(err) == codes.ResourceExhausted {
@@ -155,13 +169,11 @@ func (s *session) upstream(ctx context.Context) {
 	}
 	var writer sync.WaitGroup
 	defer writer.Wait()
-	writer.Go(func() { s.write(ctx, stream.SendMsg, s.toUpstream) })
+	writer.Go(func() { s.write(ctx, stream.SendMsg, s.toUpstream, &s.watch.sending) })
 	for {
 		in := s.read(stream.RecvMsg, &s.p.response)
-		if in.err == nil && s.term != nil && string(in.header.typeURL) == typeECDS {
-			if in.reply, in.err = s.p.decodeOffer(in.frame.data.Materialize()); in.err != nil {
-				in.bad = true
-			}
+		if in.err == nil {
+			s.decode(&in)
 		}
 		select {
 		case s.fromUpstream <- in:
@@ -175,8 +187,21 @@ func (s *session) upstream(ctx context.Context) {
 	}
 }
 
+// decode reads a response of a type that does not pass.
+func (s *session) decode(in *inbound) {
+	switch {
+	case s.term != nil && string(in.header.typeURL) == typeECDS:
+		in.reply, in.err = s.p.decodeOffer(in.frame.data.Materialize())
+	case s.owns[string(in.header.typeURL)] != nil:
+		in.own, in.err = s.p.decodeOwn(in.frame.data.Materialize())
+	}
+	in.bad = in.err != nil
+}
+
 // loop owns the session. It never waits for a peer: it offers the next message to whoever is ready to send it.
 func (s *session) loop(ctx context.Context) error {
+	tick, stop := s.watch.ticks()
+	defer stop()
 	for {
 		upFrame, toUpstream := s.nextUp()
 		downFrame, toEnvoy := s.nextDown()
@@ -196,12 +221,15 @@ func (s *session) loop(ctx context.Context) error {
 		case toUpstream <- upFrame:
 			s.up.pop()
 			s.nodeSent = true
+			s.watch.asked()
 		case toEnvoy <- downFrame:
 			s.down.pop()
 		case <-s.connected:
 			s.nowLive(ctx)
 		case <-s.calls.wake:
 			err = s.doCalls()
+		case <-tick:
+			err = s.checkProgress(ctx, time.Now())
 		case <-s.nextDue():
 			s.releaseHeld(time.Now())
 		case reply := <-s.query:
@@ -217,6 +245,7 @@ func (s *session) loop(ctx context.Context) error {
 
 func (s *session) nowLive(ctx context.Context) {
 	s.live = time.Now()
+	s.watch.opened(s.live)
 	s.server.setLive(s)
 	s.log.InfoContext(ctx, "upstream stream opened")
 }
@@ -242,7 +271,7 @@ func (s *session) nextUp() (frame, chan<- frame) {
 		if e == nil || s.live.IsZero() {
 			return frame{}, nil
 		}
-		if e.composed && len(e.frame.data) == 0 && !s.compose(e) {
+		if e.compose != nil && len(e.frame.data) == 0 && !s.compose(e) {
 			s.up.drop(e)
 			continue
 		}
@@ -281,6 +310,11 @@ func (s *session) nextDue() <-chan time.Time {
 			due = d
 		}
 	}
+	for _, o := range s.order {
+		if d := o.due(); !d.IsZero() && (due.IsZero() || d.Before(due)) {
+			due = d
+		}
+	}
 	if due.IsZero() {
 		return nil
 	}
@@ -291,6 +325,7 @@ func (s *session) releaseHeld(now time.Time) {
 	for _, t := range s.list {
 		s.up.release(t, now)
 	}
+	s.askOwn()
 	if s.term != nil {
 		s.askUpstream()
 	}

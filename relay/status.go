@@ -37,6 +37,7 @@ type SessionStatus struct {
 type TypeStatus struct {
 	Type         string    `json:"type"` // CDS, LDS, …, other
 	TypeURL      string    `json:"type_url"`
+	Asked        bool      `json:"asked"` // by Envoy; else by the agent, or sent unasked
 	Names        int       `json:"names"` // asked for; delta: subscribed less unsubscribed; 0: all
 	Received     string    `json:"version_received,omitempty"`
 	Accepted     string    `json:"version_accepted,omitempty"`
@@ -46,7 +47,8 @@ type TypeStatus struct {
 	LastResponse time.Time `json:"last_response,omitzero"`
 	LastACK      time.Time `json:"last_ack,omitzero"`
 	LastNACK     time.Time `json:"last_nack,omitzero"`
-	Error        string    `json:"error,omitempty"` // Envoy's words, until it accepts something
+	Unanswered   time.Time `json:"unanswered_since,omitzero"` // of the oldest response that Envoy has not answered
+	Error        string    `json:"error,omitempty"`           // Envoy's words, until it accepts something; of the agent's own types: the agent's
 	HeldUntil    time.Time `json:"nack_held_until,omitzero"`
 }
 
@@ -132,6 +134,7 @@ func (s *session) status() SessionStatus {
 		if len(t.held) == 0 {
 			one.HeldUntil = time.Time{}
 		}
+		one.Asked, one.Unanswered = t.asked, s.unanswered(t)
 		if s.term != nil && t == s.term.t {
 			if one.HeldUntil = s.term.client.due(); t.status.Responses == 0 && len(s.term.names) == 0 {
 				continue
@@ -140,6 +143,21 @@ func (s *session) status() SessionStatus {
 		st.Types = append(st.Types, one)
 	}
 	return st
+}
+
+// unanswered is when the oldest response came that Envoy owes an answer to, zero: there is none. It owes none for a type of which it wants
+// nothing.
+func (s *session) unanswered(t *typeState) time.Time {
+	switch {
+	case !t.asked || t.named && t.status.Names == 0:
+	case s.term != nil && t == s.term.t:
+		if inflight := s.term.server.inflight; len(inflight) > 0 {
+			return inflight[0].since
+		}
+	case len(t.outstanding) > 0:
+		return t.outstanding[0].since
+	}
+	return time.Time{}
 }
 
 // accepted notes an ACK of Envoy's.

@@ -118,7 +118,8 @@ func TestStatusAndMetrics(t *testing.T) {
 		up.Recv()
 		up.Send(xdstest.Response{Type: "type.googleapis.com/some.thing", Version: "1"})
 		r.envoy.Recv()
-		time.Sleep(2500 * time.Millisecond)
+		up.Send(xdstest.Response{Type: xdstest.LDS, Version: "3", Resources: xdstest.R("3", "a=z")})
+		time.Sleep(2500 * time.Millisecond) // no answer
 		st := r.server.Status()
 		if !st.Connected || len(st.Sessions) != 1 {
 			r.t.Fatalf("Status = %+v, want one connected session", st)
@@ -129,8 +130,8 @@ func TestStatusAndMetrics(t *testing.T) {
 		}
 		now := one.Types[0].LastACK
 		want := TypeStatus{
-			Type: "LDS", TypeURL: xdstest.LDS, Names: 2, Received: "2", Accepted: "1", Responses: 2, ACKs: 1, NACKs: 1,
-			LastResponse: now, LastACK: now, LastNACK: now, Error: "l1: no",
+			Type: "LDS", TypeURL: xdstest.LDS, Asked: true, Names: 2, Received: "3", Accepted: "1", Responses: 3, ACKs: 1, NACKs: 1,
+			LastResponse: now, LastACK: now, LastNACK: now, Unanswered: now, Error: "l1: no",
 		}
 		if diff := cmp.Diff(want, one.Types[0]); diff != "" {
 			r.t.Errorf("status of LDS (-want +got):\n%s", diff)
@@ -146,9 +147,11 @@ func TestStatusAndMetrics(t *testing.T) {
 			`gateway_agent_xds_last_response_age_seconds 2.5`,
 			`gateway_agent_xds_rejects_total{type="LDS"} 1`,
 			`gateway_agent_xds_responses_total{type="ECDS"} 0`,
-			`gateway_agent_xds_responses_total{type="LDS"} 2`,
+			`gateway_agent_xds_responses_total{type="LDS"} 3`,
 			`gateway_agent_xds_responses_total{type="other"} 1`,
 			`gateway_agent_xds_sessions 1`,
+			`gateway_agent_xds_stuck_streams_total 0`,
+			`gateway_agent_xds_unacked_age_seconds{type="LDS"} 2.5`,
 		}
 		if diff := cmp.Diff(metrics, samplesOf(r.t, registry)); diff != "" {
 			r.t.Errorf("metrics (-want +got):\n%s", diff)

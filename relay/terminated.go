@@ -112,8 +112,12 @@ func (s *session) offer(r *reply, hash uint64) {
 	s.server.config.Terminator.Offer(s.id, id, r.resources, r.removed)
 }
 
-// doCalls carries out what the Terminator has called.
+// doCalls carries out what was called from outside.
 func (s *session) doCalls() error {
+	s.askOwn()
+	if s.term == nil {
+		return nil
+	}
 	pushes, settled := s.calls.take()
 	for _, resource := range pushes {
 		if _, wanted := s.term.names[resource.GetName()]; wanted {
@@ -136,13 +140,23 @@ func (s *session) askUpstream() {
 		return
 	}
 	s.term.queued = true
-	s.up.append(&entry{t: s.term.t, composed: true})
+	s.up.append(&entry{t: s.term.t, compose: s.nextAsk})
 }
 
-// compose makes the request whose turn it is; false: there is nothing to say any more. Another turn is queued when there is more.
-func (s *session) compose(e *entry) bool {
+// nextAsk is the terminated type's next request. Another turn is queued when there is more.
+func (s *session) nextAsk() *ask {
 	s.term.queued = false
 	a := s.term.client.next(s.term.names, time.Now())
+	if a != nil {
+		a.typeURL = s.term.t.url
+		s.askUpstream()
+	}
+	return a
+}
+
+// compose makes the request whose turn it is; false: there is nothing to say any more.
+func (s *session) compose(e *entry) bool {
+	a := e.compose()
 	if a == nil {
 		return false
 	}
@@ -151,7 +165,6 @@ func (s *session) compose(e *entry) bool {
 		panic(fmt.Sprintf("relay: marshal a request: %v", err)) // all its strings came out of valid messages or ToValidUTF8
 	}
 	s.up.fill(e, b)
-	s.askUpstream()
 	return true
 }
 

@@ -8,6 +8,9 @@ const (
 	typeRDS    = typePrefix + "envoy.config.route.v3.RouteConfiguration"
 	typeEDS    = typePrefix + "envoy.config.endpoint.v3.ClusterLoadAssignment"
 	typeSDS    = typePrefix + "envoy.extensions.transport_sockets.tls.v3.Secret"
+	typeNDS    = typePrefix + "istio.networking.nds.v1.NameTable"
+	typePCDS   = typePrefix + "istio.mesh.v1alpha1.ProxyConfig"
+	typeHealth = typePrefix + "istio.v1.HealthInformation"
 	typeWrap   = typePrefix + "envoy.service.discovery.v3.Resource"
 )
 
@@ -26,6 +29,12 @@ func shortName(typeURL string) string {
 		return "EDS"
 	case typeSDS:
 		return "SDS"
+	case typeNDS:
+		return "NDS"
+	case typePCDS:
+		return "PCDS"
+	case typeHealth:
+		return "health"
 	}
 	return "other"
 }

@@ -20,6 +20,7 @@ type typeState struct {
 	held       []*entry // NACKs held back
 	merged     int      // waiting after the last merge
 	asked      bool     // Envoy has asked
+	named      bool     // it has asked for names
 	requested  bool     // a request has gone upstream
 	askedNames uint64   // of the newest request that was not held
 
@@ -35,6 +36,7 @@ type typeState struct {
 type response struct {
 	nonce, version string
 	hash           uint64
+	since          time.Time // when it came
 }
 
 func (t *typeState) forget(e *entry) {

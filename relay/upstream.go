@@ -12,22 +12,30 @@ import (
 )
 
 const (
-	backoffBase = 250 * time.Millisecond
-	backoffMax  = 30 * time.Second
-	healthy     = 30 * time.Second // a stream that lived that long resets the backoff
-	openTimeout = 5 * time.Second  // after it the reason for waiting is asked for; the wait goes on
+	backoffBase  = time.Second
+	backoffMax   = 30 * time.Second
+	backoffShare = 10               // the wait is at most this part of the time since the control plane was healthy
+	healthy      = 30 * time.Second // a stream that lived that long resets the backoff
+	openTimeout  = 5 * time.Second  // after it the reason for waiting is asked for; the wait goes on
 )
 
-// backoff spaces the openings of upstream streams after failures, with full jitter.
+// backoff spaces the openings of upstream streams after failures, with full jitter. The wait grows with the trouble: a control plane that
+// was away for some seconds is found within one, and many agents do not fall on one that was away for long all at once.
 type backoff struct {
 	mu    sync.Mutex
-	fails int
+	since time.Time // the first failure since a healthy stream, zero: none
 }
 
 func (b *backoff) failed() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.fails++
+	b.failedLocked()
+}
+
+func (b *backoff) failedLocked() {
+	if b.since.IsZero() {
+		b.since = time.Now()
+	}
 }
 
 // ended counts a stream that lived for so long, and whether the control plane ended it. That Envoy left is no failure.
@@ -35,24 +43,20 @@ func (b *backoff) ended(lived time.Duration, failed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if lived >= healthy {
-		b.fails = 0
+		b.since = time.Time{}
 	}
 	if failed {
-		b.fails++
+		b.failedLocked()
 	}
 }
 
 func (b *backoff) delay() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.fails == 0 {
+	if b.since.IsZero() {
 		return 0
 	}
-	limit := backoffMax
-	if b.fails < 8 {
-		limit = min(limit, backoffBase<<(b.fails-1))
-	}
-	return rand.N(limit)
+	return rand.N(min(max(time.Since(b.since)/backoffShare, backoffBase), backoffMax))
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

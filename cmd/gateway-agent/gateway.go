@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -17,14 +15,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/gateway-agent/gateway-agent/bootstrap"
 	"github.com/gateway-agent/gateway-agent/ecds"
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/peercred"
+	"github.com/gateway-agent/gateway-agent/internal/upstream"
 	"github.com/gateway-agent/gateway-agent/relay"
 	"github.com/gateway-agent/gateway-agent/sds"
 	"github.com/gateway-agent/gateway-agent/standalone"
@@ -44,7 +41,7 @@ type gateway struct {
 	plugins  *ecds.Engine // nil with --wasm=off
 	secrets  *sds.Server
 	source   *standalone.Source // nil with --xds-address
-	upstream *grpc.ClientConn
+	upstream *upstream.Conn
 	relay    *relay.Server
 	envoy    *envoy.Supervisor // nil with --envoy=none
 	status   *status.Server
@@ -72,7 +69,7 @@ func (g *gateway) build(ctx context.Context) (err error) {
 	if err := g.buildPlugins(); err != nil {
 		return err
 	}
-	config := relay.Config{Upstream: g.upstream, Log: g.part("relay")}
+	config := g.relayConfig()
 	if g.plugins != nil {
 		config.Terminator = g.plugins
 	}
@@ -134,62 +131,6 @@ func (g *gateway) bootstrapConfig() bootstrap.Config {
 	}
 }
 
-// openSource makes the control plane, whichever it is, look the same to the relay: a gRPC connection that serves ADS.
-func (g *gateway) openSource() error {
-	s := g.settings
-	if s.configDir == "" {
-		creds, err := upstreamCredentials(s)
-		if err != nil {
-			return err
-		}
-		g.upstream, err = grpc.NewClient("dns:///"+s.xdsAddress, grpc.WithTransportCredentials(creds), grpc.WithConnectParams(reconnect), grpc.WithKeepaliveParams(alive))
-		return err
-	}
-	var err error
-	g.source, err = standalone.New(standalone.Config{Dir: s.configDir, Secrets: g.secrets.SetNamed, Log: g.part("standalone")})
-	if err != nil {
-		return err
-	}
-	if err := g.source.Load(); err != nil {
-		return err
-	}
-	g.inProcess = bufconn.Listen(1 << 20)
-	g.upstream, err = grpc.NewClient("passthrough:///config-dir",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return g.inProcess.DialContext(ctx) }))
-	return err
-}
-
-func upstreamCredentials(s *settings) (credentials.TransportCredentials, error) {
-	host, _, err := net.SplitHostPort(s.xdsAddress)
-	if err != nil {
-		return nil, err
-	}
-	if s.xdsPlaintext || (s.xdsCA == "" && s.xdsServerName == "" && isLoopback(host)) {
-		return insecure.NewCredentials(), nil
-	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.xdsServerName}
-	if s.xdsCA != "" {
-		pem, err := os.ReadFile(s.xdsCA)
-		if err != nil {
-			return nil, fmt.Errorf("--xds-ca: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--xds-ca: %s holds no PEM certificate", s.xdsCA)
-		}
-	}
-	return credentials.NewTLS(config), nil
-}
-
-func isLoopback(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback()
-}
-
 // listen opens every socket before anything starts, so that a taken address is an error at once.
 func (g *gateway) listen() (err error) {
 	s := g.settings
@@ -236,7 +177,9 @@ func (g *gateway) close() {
 			_ = c.Close()
 		}
 	}
-	_ = g.upstream.Close()
+	if g.upstream != nil {
+		_ = g.upstream.Close()
+	}
 	if g.store != nil {
 		_ = g.store.Close()
 	}

@@ -24,6 +24,14 @@ type settings struct {
 	xdsCA         string
 	xdsServerName string
 	xdsPlaintext  bool
+	xdsCert       string
+	xdsKey        string
+	xdsTokenFile  string
+	xdsHeader     []string
+	xdsMaxAge     time.Duration
+
+	xdsTokenOptional  bool // no token file, no token, and no error (pilot-agent's way); no flag
+	xdsTokenPlaintext bool // the token is sent without TLS too (XDS_AUTH_PLAINTEXT); no flag
 
 	dataDir string
 	runDir  string
@@ -55,6 +63,11 @@ func (s *settings) sourceFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.xdsCA, "xds-ca", "", "PEM file of the CAs that may sign the control plane's certificate (default: the system's)")
 	f.StringVar(&s.xdsServerName, "xds-server-name", "", "name expected in the control plane's certificate (default: the host of --xds-address)")
 	f.BoolVar(&s.xdsPlaintext, "xds-plaintext", false, "talk to the control plane without TLS (loopback needs no asking)")
+	f.StringVar(&s.xdsCert, "xds-cert", "", "PEM file of the client certificate, with its chain, shown to the control plane; read at each connect")
+	f.StringVar(&s.xdsKey, "xds-key", "", "PEM file of its key")
+	f.StringVar(&s.xdsTokenFile, "xds-token-file", "", "file of the bearer token for the control plane; read at each stream, never sent without TLS")
+	f.StringArrayVar(&s.xdsHeader, "xds-header", nil, "NAME=VALUE to send to the control plane with each stream; may be repeated")
+	f.DurationVar(&s.xdsMaxAge, "xds-max-stream-age", 0, "open a new stream to the control plane after this time, less up to a tenth (default: never)")
 }
 
 func (s *settings) dirFlags(f *pflag.FlagSet) {
@@ -113,6 +126,7 @@ func (s *settings) complete(env environment) error {
 		atLeastZero("--drain-delay", s.drainDelay),
 		atLeastZero("--drain-min", s.drainMin),
 		atLeastZero("--drain-timeout", s.drainTimeout),
+		atLeastZero("--xds-max-stream-age", s.xdsMaxAge),
 	)
 }
 
@@ -148,14 +162,12 @@ func (s *settings) checkSource() error {
 	case s.configDir != "" && s.xdsAddress != "":
 		return errors.New("--config-dir and --xds-address exclude each other: give one")
 	case s.xdsAddress == "":
-		if s.xdsCA != "" || s.xdsServerName != "" || s.xdsPlaintext {
-			return errors.New("--xds-ca, --xds-server-name and --xds-plaintext need --xds-address")
+		if given := s.upstreamFlags(); len(given) > 0 {
+			return fmt.Errorf("%s: only with --xds-address", strings.Join(given, ", "))
 		}
 		return nil
-	case s.xdsPlaintext && (s.xdsCA != "" || s.xdsServerName != ""):
-		return errors.New("--xds-plaintext excludes --xds-ca and --xds-server-name")
 	}
-	return checkAddress("--xds-address", s.xdsAddress)
+	return errors.Join(checkAddress("--xds-address", s.xdsAddress), s.checkUpstream())
 }
 
 func (s *settings) checkMetadata() error {

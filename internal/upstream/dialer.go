@@ -29,7 +29,9 @@ type dialer struct {
 func newDialer(host, port string, open func(ctx context.Context, address string) (net.Conn, error)) *dialer {
 	d := &dialer{host: host, port: port, lookup: net.DefaultResolver.LookupHost, open: open, conns: make(map[*tracked]struct{})}
 	if open == nil {
-		d.open = func(ctx context.Context, address string) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", address) }
+		d.open = func(ctx context.Context, address string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", address)
+		}
 	} else {
 		d.lookup = func(context.Context, string) ([]string, error) { return []string{host}, nil }
 	}

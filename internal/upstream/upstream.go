@@ -74,7 +74,7 @@ func Open(config Config) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("address %q: want HOST:PORT: %w", config.Address, err)
 	}
-	if err := checkHeader(config.Header); err != nil {
+	if err := CheckHeader(config.Header); err != nil {
 		return nil, fmt.Errorf("address %q: %w", config.Address, err)
 	}
 	config.setDefaults(host)
@@ -186,13 +186,15 @@ func (t *transport) OverrideServerName(string) error {
 type header map[string]string
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
-func (h header) GetRequestMetadata(context.Context, ...string) (map[string]string, error) { return h, nil }
+func (h header) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return h, nil
+}
 
 // RequireTransportSecurity implements credentials.PerRPCCredentials.
 func (h header) RequireTransportSecurity() bool { return false }
 
-// checkHeader never shows a value: it may be a secret.
-func checkHeader(h map[string]string) error {
+// CheckHeader tells whether h can be sent as metadata. It never shows a value: it may be a secret.
+func CheckHeader(h map[string]string) error {
 	for name, value := range h {
 		lower := strings.ToLower(name)
 		if name == "" || strings.HasPrefix(lower, "grpc-") || !isName(lower) {

@@ -249,6 +249,12 @@ func (s *Stream) check(r Request) {
 		broken("the node belongs into the first request and no other")
 	}
 	version, known := st.versions[r.Nonce]
+	if r.Type == Health { // it is only told
+		if r.Nonce != "" || len(r.Names) > 0 {
+			broken("health has neither nonce nor names")
+		}
+		return
+	}
 	if r.Nonce != "" && !known {
 		broken("this nonce was never sent for the type")
 	}

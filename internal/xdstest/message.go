@@ -21,9 +21,14 @@ const (
 	LDS  = "type.googleapis.com/envoy.config.listener.v3.Listener"
 	RDS  = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 	ECDS = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+	SDS  = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+
+	NDS    = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+	PCDS   = "type.googleapis.com/istio.mesh.v1alpha1.ProxyConfig"
+	Health = "type.googleapis.com/istio.v1.HealthInformation"
 )
 
-var short = map[string]string{CDS: "CDS", EDS: "EDS", LDS: "LDS", RDS: "RDS", ECDS: "ECDS"}
+var short = map[string]string{CDS: "CDS", EDS: "EDS", LDS: "LDS", RDS: "RDS", ECDS: "ECDS", SDS: "SDS", NDS: "NDS", PCDS: "PCDS", Health: "health"}
 
 // Request is a request in either protocol.
 type Request struct {
