@@ -1,0 +1,177 @@
+package istio
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
+	"sigs.k8s.io/yaml"
+)
+
+type proxyConfig = meshv1alpha1.ProxyConfig
+
+const proxyConfigAnnotation = "proxy.istio.io/config"
+
+// defaultProxyConfig has pilot-agent's defaults.
+func defaultProxyConfig() *proxyConfig {
+	return &proxyConfig{
+		ConfigPath:               configDir,
+		BinaryPath:               "/usr/local/bin/envoy",
+		ClusterName:              &meshv1alpha1.ProxyConfig_ServiceCluster{ServiceCluster: defaultServiceCluster},
+		DrainDuration:            durationpb.New(45 * time.Second),
+		TerminationDrainDuration: durationpb.New(5 * time.Second),
+		DiscoveryAddress:         "istiod.istio-system.svc:15012",
+		ProxyAdminPort:           15000,
+		StatusPort:               15020,
+		ControlPlaneAuthPolicy:   meshv1alpha1.AuthenticationPolicy_MUTUAL_TLS,
+	}
+}
+
+// mapProxyConfig lays the sources over each other: defaults, mesh file, PROXY_CONFIG, the pod's annotation.
+func (m *mapping) mapProxyConfig() {
+	m.proxy = defaultProxyConfig()
+	if cluster := m.in.Args.ServiceCluster; cluster != "" {
+		m.proxy.ClusterName = &meshv1alpha1.ProxyConfig_ServiceCluster{ServiceCluster: cluster}
+	}
+	if text, ok := m.file("--meshConfig", m.in.Args.MeshConfig); ok {
+		m.mesh("--meshConfig "+m.in.Args.MeshConfig, text)
+	}
+	m.layer("the environment variable PROXY_CONFIG", m.in.Env["PROXY_CONFIG"])
+	m.layer("the pod's annotation "+proxyConfigAnnotation, m.annotations[proxyConfigAnnotation])
+	m.proxy.DiscoveryAddress = strings.TrimSpace(m.proxy.GetDiscoveryAddress())
+}
+
+// mesh takes defaultConfig out of a mesh configuration; the rest is istiod's.
+func (m *mapping) mesh(what, text string) {
+	mesh := &meshv1alpha1.MeshConfig{}
+	document, ok := m.parse(what, text, mesh)
+	if !ok {
+		return
+	}
+	for _, name := range []string{"defaultConfig", "default_config"} {
+		if raw, ok := document[name]; ok {
+			overlay(m.proxy, mesh.GetDefaultConfig(), members(raw))
+		}
+	}
+}
+
+func (m *mapping) layer(what, text string) {
+	if strings.TrimSpace(text) == "" {
+		return
+	}
+	layer := &proxyConfig{}
+	if document, ok := m.parse(what, text, layer); ok {
+		overlay(m.proxy, layer, document)
+	}
+}
+
+// parse reads a YAML or JSON object into a message. Fields that this Istio does not know are told and left out.
+func (m *mapping) parse(what, text string, into proto.Message) (map[string]json.RawMessage, bool) {
+	document, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		m.fail("%s is not YAML: %w", what, err)
+		return nil, false
+	}
+	strict := protojson.Unmarshal(document, into)
+	if strict == nil {
+		return members(document), true
+	}
+	proto.Reset(into)
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(document, into); err != nil {
+		m.fail("%s cannot be read: %w", what, err)
+		return nil, false
+	}
+	m.warn("%s has a field that Istio %s does not know, it is ignored: %v", what, Version, strict)
+	return members(document), true
+}
+
+// members are the fields of a JSON object, by name; none of anything else.
+func members(document []byte) map[string]json.RawMessage {
+	var fields map[string]json.RawMessage
+	_ = json.Unmarshal(document, &fields)
+	return fields
+}
+
+// overlay replaces in base each field that the document names, zero values too, as pilot-agent does; only proxyMetadata is merged
+// key by key.
+func overlay(base, layer *proxyConfig, document map[string]json.RawMessage) {
+	metadata := maps.Clone(base.GetProxyMetadata())
+	to, from := base.ProtoReflect(), layer.ProtoReflect()
+	fields := to.Descriptor().Fields()
+	for name, raw := range document {
+		field := fields.ByJSONName(name)
+		if field == nil {
+			field = fields.ByTextName(name)
+		}
+		switch {
+		case field == nil || string(raw) == "null":
+		case from.Has(field):
+			to.Set(field, from.Get(field))
+		default:
+			to.Clear(field)
+		}
+	}
+	if len(metadata) > 0 && len(layer.GetProxyMetadata()) > 0 {
+		maps.Copy(metadata, layer.GetProxyMetadata())
+		base.ProxyMetadata = metadata
+	}
+}
+
+// file reads a file that may be absent.
+func (m *mapping) file(what, path string) (string, bool) {
+	if path == "" {
+		return "", false
+	}
+	data, err := m.in.ReadFile(m.abs(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false
+	}
+	if err != nil {
+		m.warn("%s cannot be read and is left out: %v", what, err)
+		return "", false
+	}
+	return string(data), true
+}
+
+// mapFiles reads what the downward API mounts.
+func (m *mapping) mapFiles() {
+	for path, into := range map[string]*map[string]string{podLabels: &m.labels, podAnnotations: &m.annotations} {
+		text, ok := m.file(path, path)
+		if !ok {
+			continue
+		}
+		values, err := parseDownward(text)
+		if err != nil {
+			m.warn("%s: %v: the rest of the file is left out", path, err)
+		}
+		*into = values
+	}
+}
+
+// parseDownward reads the downward API's lines, key="value" with Go's escapes. What came before a bad line is returned with the error.
+func parseDownward(text string) (map[string]string, error) {
+	values := map[string]string{}
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		key, quoted, ok := strings.Cut(strings.TrimSpace(line), "=")
+		if !ok {
+			continue
+		}
+		value, err := strconv.Unquote(quoted)
+		if err != nil {
+			return values, fmt.Errorf("line %d: %s has no quoted value", number, key)
+		}
+		values[key] = value
+	}
+	return values, nil
+}

@@ -1,0 +1,218 @@
+package istio
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+
+	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
+)
+
+const (
+	systemRoots     = "SYSTEM"
+	xdsHeaderPrefix = "XDS_HEADER_"
+	caHeaderPrefix  = "CA_HEADER_"
+	plaintextPort   = "15010"
+	istiodName      = "istiod.istio-system.svc"
+)
+
+// mapControlPlane says how istiod is reached, for configuration and for certificates.
+func (m *mapping) mapControlPlane() {
+	address := m.proxy.GetDiscoveryAddress()
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		m.fail("ProxyConfig discoveryAddress %q: want HOST:PORT", address)
+	}
+	cert, key := m.clientCertificate()
+	m.out.ControlPlane = Server{
+		Address:        address,
+		Plaintext:      m.proxy.GetControlPlaneAuthPolicy() == meshv1alpha1.AuthenticationPolicy_NONE,
+		ServerName:     m.serverName(),
+		RootFile:       m.xdsRoot(),
+		TokenFile:      m.abs(m.tokenFile()),
+		PlaintextToken: m.flag("XDS_AUTH_PLAINTEXT"),
+		CertFile:       cert,
+		KeyFile:        key,
+		Header:         m.header(xdsHeaderPrefix),
+	}
+	m.out.CA = m.out.ControlPlane
+	m.out.CA.Address = m.text("CA_ADDR", address)
+	m.out.CA.Plaintext = strings.HasSuffix(m.out.CA.Address, ":"+plaintextPort)
+	m.out.CA.ServerName = m.nameOf(m.out.CA.Address)
+	m.out.CA.RootFile = m.caRoot()
+	m.out.CA.Header = m.header(caHeaderPrefix)
+	m.out.ReportHealth = m.proxy.GetReadinessProbe() != nil
+}
+
+// serverName is the name in istiod's certificate.
+func (m *mapping) serverName() string { return m.nameOf(m.proxy.GetDiscoveryAddress()) }
+
+func (m *mapping) nameOf(address string) string {
+	if name := m.in.Env["ISTIOD_SAN"]; name != "" {
+		return name
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	if strings.Contains(host, "localhost") {
+		return istiodName
+	}
+	return host
+}
+
+// header is the gRPC metadata of every stream: the cluster, and what variables with the prefix add.
+func (m *mapping) header(prefix string) map[string]string {
+	header := map[string]string{"ClusterID": m.clusterID()}
+	for name, value := range m.in.Env {
+		if key, ok := strings.CutPrefix(name, prefix); ok && key != "" {
+			header[key] = value
+		}
+	}
+	return header
+}
+
+func (m *mapping) tokenFile() string {
+	switch policy := m.in.Env["JWT_POLICY"]; policy {
+	case "", "third-party-jwt":
+	case "first-party-jwt":
+		return kubernetesToken
+	default:
+		m.warn("JWT_POLICY=%q is neither third-party-jwt nor first-party-jwt: the first is used", policy)
+	}
+	return istioToken
+}
+
+// xdsRoot is the file with the CAs that may sign istiod's certificate, "" for the system's.
+func (m *mapping) xdsRoot() string {
+	if root, ok := m.chosenRoot("XDS_ROOT_CA"); ok {
+		return root
+	}
+	if file := filepath.Join(legacyFiles, "root-cert.pem"); m.exists(file) {
+		return m.abs(file)
+	}
+	return m.provisionedRoot(true)
+}
+
+// caRoot is the same for the CA.
+func (m *mapping) caRoot() string {
+	if root, ok := m.chosenRoot("CA_ROOT_CA"); ok {
+		return root
+	}
+	if m.in.Env["PILOT_CERT_PROVIDER"] == "custom" {
+		return m.abs(filepath.Join(legacyFiles, "root-cert.pem"))
+	}
+	return m.provisionedRoot(false)
+}
+
+func (m *mapping) chosenRoot(variable string) (string, bool) {
+	value := m.in.Env[variable]
+	if value == systemRoots {
+		return "", true
+	}
+	return m.abs(value), value != ""
+}
+
+func (m *mapping) provisionedRoot(filesToo bool) string {
+	if dir := m.in.Env["PROV_CERT"]; dir != "" {
+		return m.abs(filepath.Join(dir, "root-cert.pem"))
+	}
+	if filesToo && m.flag("FILE_MOUNTED_CERTS") {
+		if file := m.metaText("TLS_CLIENT_ROOT_CERT", ""); file != "" {
+			return m.abs(file)
+		}
+	}
+	return m.abs(istioRoot)
+}
+
+// clientCertificate is what istiod and the CA are shown besides the token.
+func (m *mapping) clientCertificate() (cert, key string) {
+	if dir := m.in.Env["PROV_CERT"]; dir != "" {
+		return m.abs(filepath.Join(dir, "cert-chain.pem")), m.abs(filepath.Join(dir, "key.pem"))
+	}
+	if m.flag("FILE_MOUNTED_CERTS") {
+		return m.abs(m.metaText("TLS_CLIENT_CERT_CHAIN", "")), m.abs(m.metaText("TLS_CLIENT_KEY", ""))
+	}
+	return "", ""
+}
+
+// mountedFiles are the places of a certificate that somebody mounts into the pod, in the order in which they are looked for.
+var mountedFiles = []struct{ dir, cert, key, root string }{
+	{workloadFiles, "cert-chain.pem", "key.pem", "root-cert.pem"},
+	{workloadFiles, "certificates.pem", "private_key.pem", "ca_certificates.pem"},
+	{legacyFiles, "cert-chain.pem", "key.pem", "root-cert.pem"},
+}
+
+// mapIdentity decides who serves the workload's certificate: mounted files, else somebody's SDS server, else the CA.
+func (m *mapping) mapIdentity() {
+	name := filepath.Base(m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))
+	socket := m.abs(filepath.Join(workloadSDS, name))
+	m.out.Identity, m.out.SDSSocket = m.identity(socket), m.abs(filepath.Join(workloadSDS, workloadSockName))
+	if m.out.Identity.Source == FromSocket {
+		m.out.SDSSocket, m.out.FilesSocket = "", m.abs(filesSDS)
+		m.out.Metadata["file-credential"] = "true"
+	}
+	m.out.Identity.FileDelay = m.duration("FILE_DEBOUNCE_DURATION", 0)
+	m.out.Workload = m.workload()
+	m.checkProviders()
+}
+
+func (m *mapping) identity(socket string) Identity {
+	for _, files := range mountedFiles {
+		cert, key := filepath.Join(files.dir, files.cert), filepath.Join(files.dir, files.key)
+		root := filepath.Join(files.dir, files.root)
+		if m.exists(cert) && m.exists(key) && m.exists(root) {
+			return Identity{Source: FromFiles, CertFile: m.abs(cert), KeyFile: m.abs(key), RootFile: m.abs(root)}
+		}
+	}
+	switch {
+	case m.in.Answers(socket):
+		return Identity{Source: FromSocket, Socket: socket}
+	case m.flag("FILE_MOUNTED_CERTS"):
+		return Identity{Source: FromNobody}
+	}
+	if name := m.in.Env["WORKLOAD_IDENTITY_SOCKET_FILE"]; name != "" && name != workloadSockName {
+		m.warn("WORKLOAD_IDENTITY_SOCKET_FILE=%q: nobody answers on %s, the certificate comes from the CA", name, socket)
+	}
+	return Identity{Source: FromCA}
+}
+
+func (m *mapping) workload() Workload {
+	w := Workload{
+		TrustDomain:    m.text("TRUST_DOMAIN", clusterDomain),
+		Namespace:      m.in.Env["POD_NAMESPACE"],
+		ServiceAccount: m.in.Env["SERVICE_ACCOUNT"],
+		CertSigner:     m.metaText("CERT_SIGNER", ""),
+		TTL:            m.duration("SECRET_TTL", 24*time.Hour),
+		GraceRatio:     m.ratio("SECRET_GRACE_PERIOD_RATIO", 0.5),
+		GraceJitter:    m.ratio("SECRET_GRACE_PERIOD_RATIO_JITTER", 0.01),
+		KeyType:        "ecdsa",
+		RSABits:        m.number("WORKLOAD_RSA_KEY_SIZE", 2048, 2048, 8192),
+		Curve:          m.text("ECC_CURVE", "P256"),
+		PKCS8:          m.flag("PKCS8_KEY"),
+		OutputDir:      m.abs(m.in.Env["OUTPUT_CERTS"]),
+	}
+	if algorithm := m.in.Env["ECC_SIGNATURE_ALGORITHM"]; algorithm != "" && algorithm != "ECDSA" {
+		m.warn("ECC_SIGNATURE_ALGORITHM=%q: only ECDSA is known, it is used", algorithm)
+	} else if algorithm == "" && m.in.Env["WORKLOAD_RSA_KEY_SIZE"] != "" {
+		w.KeyType = "rsa"
+	}
+	if w.Curve != "P256" && w.Curve != "P384" {
+		m.warn("ECC_CURVE=%q is neither P256 nor P384: P256 is used", w.Curve)
+		w.Curve = "P256"
+	}
+	if m.out.Identity.Source == FromCA && w.ServiceAccount == "" {
+		m.warn("SERVICE_ACCOUNT is not set: the certificate is asked for without an account, istiod may refuse")
+	}
+	return w
+}
+
+// checkProviders tells of providers that this agent has not.
+func (m *mapping) checkProviders() {
+	if provider := m.in.Env["CA_PROVIDER"]; provider != "" && provider != "Citadel" && m.out.Identity.Source == FromCA {
+		m.warn("CA_PROVIDER=%q is not known here: certificates are asked for as Citadel's, at %s", provider, m.out.CA.Address)
+	}
+	if fetcher := m.in.Env["CREDENTIAL_FETCHER_TYPE"]; fetcher != "" && fetcher != "JWT" {
+		m.warn("CREDENTIAL_FETCHER_TYPE=%q is not known here: the token is read from %s", fetcher, m.out.ControlPlane.TokenFile)
+	}
+}

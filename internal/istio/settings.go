@@ -1,0 +1,159 @@
+package istio
+
+import "time"
+
+// Settings are what a gateway pod asks of the agent, in the agent's terms. Paths are absolute.
+type Settings struct {
+	NodeID      string
+	NodeCluster string
+	Locality    Locality
+	Metadata    map[string]any // JSON values
+
+	ControlPlane Server
+	CA           Server
+	Workload     Workload
+	Identity     Identity
+
+	ReportHealth bool // ProxyConfig has a readiness probe: istiod wants to know
+	NameTable    bool // a DNS server was asked for; this agent has none
+
+	RunDir            string // sockets that pilot-agent has not
+	DataDir           string
+	BootstrapFile     string
+	XDSSocket         string
+	SDSSocket         string // "" when somebody else serves workload certificates; then FilesSocket is ours
+	FilesSocket       string // SDS for certificates from files, beside a foreign SDS server; "" = none
+	CredentialSocket  string // a foreign SDS server for gateway certificates (sds://…); "" = none
+	AdminAddress      string // host:port
+	StatusAddress     string
+	ReadyAddress      string
+	PrometheusAddress string
+	MetricsLocalOnly  bool // metrics are for loopback only
+
+	Envoy             string // path of the binary
+	EnvoyNone         bool   // DISABLE_ENVOY
+	EnvoyArgs         []string
+	Concurrency       int // 0 = Envoy's choice
+	EnvoyLogLevel     string
+	ComponentLogLevel string // scope:level,…
+	LogLevel          string
+	LogFormat         string // text or json
+
+	DrainDelay    time.Duration
+	DrainMin      time.Duration
+	DrainTimeout  time.Duration
+	ListenerDrain time.Duration
+
+	InsecureRegistries []string
+	ModuleExpiry       time.Duration // how long an unused module stays; 0 = not said
+
+	Statistics Statistics
+	Telemetry  Telemetry
+	Runtime    map[string]any // Envoy's static runtime layer
+	Overlays   []string       // bootstrap files merged over ours
+	OutlierLog string
+	Discovery  bool // Istio's peer metadata discovery, which needs Istio's build of Envoy
+}
+
+// Locality is where the node is.
+type Locality struct{ Region, Zone, SubZone string }
+
+// Server is how to reach istiod, for configuration or for certificates.
+type Server struct {
+	Address        string // host:port
+	Plaintext      bool
+	ServerName     string            // "" = the host of Address
+	RootFile       string            // "" = the system's roots
+	TokenFile      string            // "" = none; a missing file is no error
+	PlaintextToken bool              // send the token over plaintext too
+	CertFile       string            // client certificate; "" = none
+	KeyFile        string            // its key
+	Header         map[string]string // gRPC metadata
+}
+
+// Workload is whose certificate is asked for, and how.
+type Workload struct {
+	TrustDomain    string
+	Namespace      string
+	ServiceAccount string
+	CertSigner     string
+	TTL            time.Duration
+	GraceRatio     float64 // the last part of a lifetime in which it is renewed
+	GraceJitter    float64 // ± of GraceRatio
+	KeyType        string  // "rsa" or "ecdsa"
+	RSABits        int
+	Curve          string // P256 or P384
+	PKCS8          bool
+	OutputDir      string // where the certificate is written for others; "" = nowhere
+}
+
+// Source says who serves the certificate `default`.
+type Source string
+
+// The sources, in the order in which they are looked for.
+const (
+	FromFiles  Source = "files"  // mounted certificates
+	FromSocket Source = "socket" // somebody else's SDS server, which Envoy asks directly
+	FromCA     Source = "ca"     // asked of the CA
+	FromNobody Source = "none"   // all certificates are named by file
+)
+
+// Identity is who serves the workload's certificate.
+type Identity struct {
+	Source    Source
+	CertFile  string // FromFiles: chain, key, roots
+	KeyFile   string
+	RootFile  string
+	Socket    string        // FromSocket
+	FileDelay time.Duration // how long files must have been quiet before they are read; 0 = default
+}
+
+// Statistics is what Envoy keeps and how it is labelled.
+type Statistics struct {
+	Tags        []Tag
+	Prefixes    []string // of statistics that are kept
+	Suffixes    []string
+	Expressions []string // regular expressions, same meaning
+	Buckets     []Buckets
+}
+
+// Tag takes a label out of a statistic's name: the expression's first group is cut out, the second is the value.
+type Tag struct{ Name, Expression string }
+
+// Buckets are the histogram buckets of statistics with a name that starts with Prefix.
+type Buckets struct {
+	Prefix string
+	Bounds []float64
+}
+
+// Telemetry is where Envoy sends what it knows.
+type Telemetry struct {
+	Tracer           string // "", "zipkin" or "datadog"
+	Trace            Remote
+	Statsd           string // host:port, UDP
+	MetricsService   Remote
+	AccessLogService Remote
+}
+
+// Remote is a service that Envoy calls by name.
+type Remote struct {
+	Address   string // host:port
+	TLS       *TLS   // nil = none
+	Keepalive Keepalive
+}
+
+// Keepalive is TCP's; 0 = the system's.
+type Keepalive struct {
+	Probes         uint32
+	Time, Interval time.Duration
+}
+
+// TLS is how a Remote is called.
+type TLS struct {
+	ServerName string
+	SANs       []string
+	RootFile   string // "" = not verified, as with Istio
+	CertFile   string
+	KeyFile    string
+	Workload   bool // with the workload's own certificate and roots, from SDS
+}
