@@ -14,14 +14,13 @@ import (
 	"regexp"
 	"syscall"
 	"time"
-
-	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
 )
 
 var isDigest = regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString
 
-// touchEvery is how often a blob's time of last use is written to disk.
-const touchEvery = time.Minute
+// touchEvery is how often a blob's time of last use is written to disk. Each time makes the other processes that share the store hash the
+// blob once more.
+const touchEvery = 10 * time.Minute
 
 // stamp tells whether a file is still the one that was hashed.
 type stamp struct {
@@ -44,39 +43,12 @@ func (s *Store) blobPath(digest string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(blobName(digest)))
 }
 
-// hold keeps a blob from being collected until release is called.
-func (s *Store) hold(digest string) (release func()) {
-	s.files.RLock()
-	defer s.files.RUnlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.busy[digest]++
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.busy[digest]--; s.busy[digest] == 0 {
-			delete(s.busy, digest)
-		}
-		s.used[digest] = time.Now()
-	}
-}
-
 // intact reports that the blob is there and whole. It is hashed before its first use in this process; a damaged one is quarantined.
 // The caller holds the blob.
 func (s *Store) intact(ctx context.Context, digest string) (bool, error) {
-	if !isDigest(digest) {
-		return false, nil
-	}
-	info, err := s.root.Lstat(blobName(digest))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, s.diskError("look up module "+digest, err)
-	}
-	if !info.Mode().IsRegular() {
-		s.quarantine(digest, &damagedError{"it is not a regular file"})
-		return false, nil
+	info, err := s.lookUp(ctx, digest)
+	if info == nil {
+		return false, err
 	}
 	if s.isVerified(digest, stampOf(info)) {
 		return true, nil
@@ -85,32 +57,27 @@ func (s *Store) intact(ctx context.Context, digest string) (bool, error) {
 		return struct{}{}, s.hash(ctx, digest)
 	})
 	if bad, ok := errors.AsType[*damagedError](err); ok {
-		s.quarantine(digest, bad)
+		s.quarantine(ctx, digest, bad)
 		return false, nil
 	}
 	return err == nil, err
 }
 
 func (s *Store) isVerified(digest string, now stamp) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	was, ok := s.verified[digest]
+	was, ok := s.verified.Get(digest)
 	return ok && was == now
 }
 
-func (s *Store) setVerified(digest string, st stamp) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.verified[digest] = st
-}
-
 // damagedError is a blob that is not what its name says.
-type damagedError struct{ reason string }
+type damagedError struct {
+	reason string
+	file   fs.FileInfo
+}
 
 func (e *damagedError) Error() string { return e.reason }
 
 func (s *Store) hash(ctx context.Context, digest string) error {
-	f, err := s.root.OpenFile(blobName(digest), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := s.openBlob(digest)
 	if err != nil {
 		return s.diskError("read module "+digest, err)
 	}
@@ -127,9 +94,9 @@ func (s *Store) hash(ctx context.Context, digest string) error {
 		return s.diskError("read module "+digest, err)
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); got != digest {
-		return &damagedError{fmt.Sprintf("its %d bytes have the digest %s", before.Size(), got)}
+		return &damagedError{fmt.Sprintf("its %d bytes have the digest %s", before.Size(), got), before}
 	}
-	s.setVerified(digest, stampOf(before))
+	s.verified.Add(digest, stampOf(before))
 	return nil
 }
 
@@ -154,29 +121,32 @@ type quarantined struct {
 }
 
 // quarantine takes a damaged blob out of use, keeping the file for whoever wants to know what happened to it.
-func (s *Store) quarantine(digest string, why error) {
-	s.cfg.Log.Error("damaged module in the store: quarantined, it will be pulled again", "digest", digest, "err", why)
-	s.metrics.quarantined.Inc()
-	err := s.root.Rename(blobName(digest), path.Join(quarantineDir, digest))
-	if err != nil {
-		err = errors.Join(err, s.root.RemoveAll(blobName(digest)))
+func (s *Store) quarantine(ctx context.Context, digest string, bad *damagedError) {
+	l, err := s.lock(ctx, blobLock(digest), nil)
+	defer l.unlock()
+	if now, err := s.root.Lstat(blobName(digest)); err != nil || !os.SameFile(now, bad.file) {
+		return // another process did it
 	}
-	record := quarantined{Digest: digest, Reason: why.Error(), Since: time.Now()}
+	s.cfg.Log.Error("damaged module in the store: quarantined, it will be pulled again", "digest", digest, "err", bad)
+	s.metrics.quarantined.Inc()
+	s.verified.Remove(digest)
+	if err == nil {
+		err = s.root.Rename(blobName(digest), path.Join(quarantineDir, digest))
+		if err != nil {
+			err = errors.Join(err, s.root.RemoveAll(blobName(digest)))
+		}
+	}
+	record := quarantined{Digest: digest, Reason: bad.reason, Since: time.Now()}
 	if err := errors.Join(err, s.writeJSON(path.Join(quarantineDir, digest+".json"), record)); err != nil {
 		s.cfg.Log.Warn("cannot write to the quarantine", "digest", digest, "err", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.verified, digest)
 }
 
 // touch notes a use: in memory always, on disk now and then, so that the order of last use survives a restart.
 func (s *Store) touch(digest string) {
 	now := time.Now()
-	s.mu.Lock()
-	st, known := s.verified[digest]
-	s.used[digest] = now
-	s.mu.Unlock()
+	s.used.Add(digest, now)
+	st, known := s.verified.Get(digest)
 	if !known || now.Sub(st.mtime) < touchEvery {
 		return
 	}
@@ -187,68 +157,7 @@ func (s *Store) touch(digest string) {
 	if err != nil {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if after := stampOf(info); after.size == st.size && after.inode == st.inode && s.verified[digest] == st {
-		s.verified[digest] = after
+	if after := stampOf(info); after.size == st.size && after.inode == st.inode && s.isVerified(digest, st) {
+		s.verified.Add(digest, after)
 	}
-}
-
-// download fetches r into the store.
-func (s *Store) download(ctx context.Context, r *fetch.Resolved, report func(done, total int64)) (fetch.Result, error) {
-	if r.Size > s.cfg.Quota {
-		s.cfg.Log.Warn("module is larger than the store's quota", "bytes", r.Size, "quota", s.cfg.Quota)
-	}
-	tmp := randomName("blob")
-	f, err := s.root.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fetch.Result{}, s.diskError("begin a download", err)
-	}
-	result, err := s.cfg.Fetch.Fetch(ctx, r, f, report)
-	if err == nil && result.Size > s.cfg.MaxSize {
-		err = permanentError("", "module %s is %d bytes, more than the limit of %d: raise --wasm-max-size", result.Digest, result.Size, s.cfg.MaxSize)
-	}
-	if err != nil {
-		_ = f.Close()
-		_ = s.root.Remove(tmp)
-		if isDisk(err) {
-			err = s.diskError("download", err)
-		}
-		return fetch.Result{}, err
-	}
-	if err := s.commit(f, tmp, result.Digest); err != nil {
-		_ = s.root.Remove(tmp)
-		return fetch.Result{}, s.diskError("keep module "+result.Digest, err)
-	}
-	return result, nil
-}
-
-// commit makes a downloaded file the blob of digest. From here on no crash can lose or damage it.
-func (s *Store) commit(f *os.File, tmp, digest string) error {
-	now := time.Now() // the time of last use is this clock's, not the disk's
-	err := errors.Join(f.Chmod(0o644), s.root.Chtimes(tmp, now, now), f.Sync())
-	info, statErr := f.Stat()
-	if err = errors.Join(err, statErr, f.Close()); err != nil {
-		return err
-	}
-	s.files.RLock()
-	defer s.files.RUnlock()
-	if have, err := s.root.Lstat(blobName(digest)); err == nil && s.isVerified(digest, stampOf(have)) {
-		s.touch(digest)
-		return s.root.Remove(tmp) // a file that Envoy may have open stays what it is
-	}
-	if err := s.place(tmp, blobName(digest)); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	s.verified[digest] = stampOf(info)
-	s.used[digest] = time.Now()
-	s.mu.Unlock()
-	_ = s.root.Remove(path.Join(quarantineDir, digest))
-	_ = s.root.Remove(path.Join(quarantineDir, digest+".json"))
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-	return nil
 }

@@ -3,35 +3,59 @@ package wasmcache
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"path"
 	"slices"
+	"sync"
 	"time"
 )
 
-// Bounds of collection.
-const (
-	graceMax = time.Minute // a module just returned may not be pinned yet
-	tmpAge   = time.Hour   // a download that nobody wrote to for so long is dead
-)
+// graceMax is how long a module that was just returned may not be pinned yet.
+const graceMax = time.Minute
 
-// Run collects unused modules until ctx ends; it then returns nil.
+func (s *Store) grace() time.Duration { return min(graceMax, s.cfg.Expiry) }
+
+// Run collects unused modules, protects those in use from other processes, and asks whether tags have moved, until ctx ends; it then returns
+// nil.
 func (s *Store) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if s.cfg.Refresh > 0 {
+		wg.Go(func() { s.refresh(ctx) })
+	}
 	tick := time.NewTicker(s.cfg.CollectEvery)
 	defer tick.Stop()
-	skipped := s.locks == nil // Open said so
+	s.publish(ctx)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+			s.checkWritable()
 		case <-s.kick:
 		}
-		ok := s.locks.exclusive(s.collect)
-		if !ok && !skipped {
-			s.cfg.Log.Info("nothing is collected while another process uses the module store", "dir", s.dir)
+		pins := s.publish(ctx)
+		if s.writable.Load() {
+			s.collect(pins)
 		}
-		skipped = !ok
 	}
+}
+
+// checkWritable finds out whether the store can be written, and says so once when that changes.
+func (s *Store) checkWritable() {
+	f, name, err := s.createTemp("probe")
+	if err == nil {
+		err = errors.Join(s.root.Remove(name), f.Close())
+	}
+	if was := s.writable.Swap(err == nil); was == (err == nil) {
+		return
+	}
+	if err != nil {
+		s.cfg.Log.Warn("module store cannot be written: it serves what it holds, and nothing new can be pulled", "dir", s.dir, "err", err)
+		return
+	}
+	s.cfg.Log.Info("module store can be written again", "dir", s.dir)
 }
 
 // candidate is a blob that may be removed.
@@ -41,36 +65,78 @@ type candidate struct {
 	used   time.Time
 }
 
-// collect removes what is too old, then what is too much, the least recently used first; never what is pinned or in use.
-func (s *Store) collect() {
-	s.emptyTmp(tmpAge)
-	pins := s.pinned()
-	s.files.Lock()
-	free, total := s.candidates(pins)
-	now := time.Now()
-	var removed []candidate
-	for _, c := range free {
-		// The clock of an agent that was down did not run for its modules.
-		expired := now.Sub(later(c.used, s.started)) > s.cfg.Expiry
-		if !expired && total <= s.cfg.Quota || now.Sub(c.used) < min(graceMax, s.cfg.Expiry) {
-			continue
-		}
-		if err := s.root.Remove(blobName(c.digest)); err != nil {
-			s.cfg.Log.Warn("cannot remove an unused module", "digest", c.digest, "err", err)
-			continue
-		}
-		total -= c.size
-		removed = append(removed, c)
-	}
-	s.files.Unlock()
+// policy says what is too old and what is too much.
+type policy struct {
+	olderThan time.Duration
+	notBefore time.Time // the age counts from here at the earliest
+	maxBytes  int64
+	grace     time.Duration // what was used so lately stays
+	preloaded bool          // age counts for preloaded modules too
+	dryRun    bool
+}
+
+// collect removes what is too old, then what is too much.
+func (s *Store) collect(pins map[string]bool) {
+	s.emptyTmp()
+	s.sweepLocks()
+	// The clock of an agent that was down did not run for its modules.
+	removed := s.reduce(policy{olderThan: s.cfg.Expiry, notBefore: s.started, maxBytes: s.cfg.Quota, grace: s.grace()}, pins)
 	for _, c := range removed {
 		s.cfg.Log.Info("unused module removed", "digest", c.digest, "bytes", c.size, "last_used", c.used)
 		s.metrics.collected.Inc()
-		s.forget(c.digest)
 	}
-	if len(removed) > 0 {
+}
+
+// reduce removes by a policy, the least recently used first; never what is pinned or in use, by whatever process.
+func (s *Store) reduce(p policy, pins map[string]bool) (removed []candidate) {
+	free, total := s.candidates(pins)
+	now := time.Now()
+	preloaded := sync.OnceValue(s.preloaded)
+	for _, c := range free {
+		expired := now.Sub(later(c.used, p.notBefore)) > p.olderThan && (p.preloaded || !preloaded()[c.digest])
+		if !expired && total <= p.maxBytes || now.Sub(c.used) < p.grace {
+			continue
+		}
+		gone, err := s.discard(c.digest, p.dryRun)
+		if gone {
+			total -= c.size
+		}
+		if gone && err == nil {
+			removed = append(removed, c)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.cfg.Log.Warn("cannot remove an unused module", "digest", c.digest, "err", err)
+		}
+	}
+	if len(removed) > 0 && !p.dryRun {
 		s.pruneRecords()
 	}
+	return removed
+}
+
+// discard removes an unused blob and what is known of it; dry: it only says whether it would.
+func (s *Store) discard(digest string, dry bool) (gone bool, err error) {
+	if dry {
+		return !s.inUse(digest), nil
+	}
+	gone, err = s.takeOut(digest, func() error { return s.root.Remove(blobName(digest)) })
+	if gone && err == nil {
+		s.forget(digest)
+	}
+	return gone && (err == nil || errors.Is(err, fs.ErrNotExist)), err
+}
+
+// preloaded are the modules that the operator put there: they wait for their first use however long it takes.
+func (s *Store) preloaded() map[string]bool {
+	found := map[string]bool{}
+	s.eachRecord(func(r *record) {
+		for _, v := range r.Versions {
+			if v.Preloaded {
+				found[v.Digest] = true
+			}
+		}
+	})
+	return found
 }
 
 func later(a, b time.Time) time.Time {
@@ -78,14 +144,6 @@ func later(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-func (s *Store) pinned() map[string]bool {
-	pins := map[string]bool{}
-	for _, digest := range s.cfg.Pins() {
-		pins[digest] = true
-	}
-	return pins
 }
 
 // candidates returns what may be removed, oldest use first, and the size of everything.
@@ -96,11 +154,8 @@ func (s *Store) candidates(pins map[string]bool) (free []candidate, total int64)
 			continue
 		}
 		total += info.Size()
-		s.mu.Lock()
-		used, busy := later(info.ModTime(), s.used[digest]), s.busy[digest] > 0
-		s.mu.Unlock()
-		if !pins[digest] && !busy {
-			free = append(free, candidate{digest: digest, size: info.Size(), used: used})
+		if !pins[digest] {
+			free = append(free, candidate{digest: digest, size: info.Size(), used: s.lastUse(digest, info)})
 		}
 	}
 	slices.SortFunc(free, func(a, b candidate) int {
@@ -113,27 +168,25 @@ func (s *Store) forget(digest string) {
 	if err := s.root.RemoveAll(path.Join(verdictDir, digest)); err != nil {
 		s.cfg.Log.Warn("cannot remove verdicts", "digest", digest, "err", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.verified, digest)
-	delete(s.used, digest)
-	for name := range s.unsure {
+	s.verified.Remove(digest)
+	s.used.Remove(digest)
+	for _, name := range s.judgedHere.Keys() {
 		if path.Dir(name) == path.Join(verdictDir, digest) {
-			delete(s.unsure, name)
+			s.judgedHere.Remove(name)
 		}
 	}
 }
 
+// lastUse is when a blob was used last, as far as this process knows.
+func (s *Store) lastUse(digest string, info fs.FileInfo) time.Time {
+	used, _ := s.used.Peek(digest)
+	return later(info.ModTime(), used)
+}
+
 // pruneRecords removes records that lead to no blob any more.
 func (s *Store) pruneRecords() {
-	s.refMu.Lock()
-	defer s.refMu.Unlock()
 	for _, name := range s.names(refDir) {
-		name = path.Join(refDir, name)
-		var r record
-		if s.readJSON(name, &r) && !slices.ContainsFunc(r.Versions, func(v version) bool { return s.has(v.Digest) }) {
-			_ = s.root.Remove(name)
-		}
+		s.pruneRecord(path.Join(refDir, name))
 	}
 	for _, name := range s.names(manifestDir) {
 		name = path.Join(manifestDir, name)
@@ -141,6 +194,27 @@ func (s *Store) pruneRecords() {
 		if s.readJSON(name, &v) && !s.has(v.Digest) {
 			_ = s.root.Remove(name)
 		}
+	}
+}
+
+// pruneRecord leaves a record alone that is being changed: its blob has just come.
+func (s *Store) pruneRecord(name string) {
+	var r record
+	useless := func() bool {
+		return s.readJSON(name, &r) && !slices.ContainsFunc(r.Versions, func(v version) bool { return s.has(v.Digest) })
+	}
+	if !useless() {
+		return
+	}
+	l, err := s.tryLock(lockName(recordLock(name)))
+	if err != nil {
+		return
+	}
+	defer l.unlock()
+	s.refMu.Lock()
+	defer s.refMu.Unlock()
+	if useless() {
+		_ = s.root.Remove(name)
 	}
 }
 

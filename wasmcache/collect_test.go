@@ -25,6 +25,10 @@ func (inline) Resolve(_ context.Context, req fetch.Request) (*fetch.Resolved, er
 	return &fetch.Resolved{Manifest: "sha256:" + hexOf([]byte(req.URL)), Size: -1}, nil
 }
 
+func (inline) Head(_ context.Context, req fetch.Request) (string, error) {
+	return "sha256:" + hexOf([]byte(req.URL)), nil
+}
+
 func (f inline) Fetch(_ context.Context, r *fetch.Resolved, dst fetch.Sink, _ func(int64, int64)) (fetch.Result, error) {
 	module := core(r.Manifest, f.size)
 	_, err := dst.Write(module)
@@ -155,7 +159,7 @@ func TestModulesOutliveALongPause(t *testing.T) {
 		s.Close()
 		time.Sleep(30 * 24 * time.Hour) // the machine was off
 		s = open(t, dir, func(c *Config) { c.Fetch = fullDisk{} })
-		s.collect()
+		s.collect(nil)
 		if again := mustGet(t, s, "oci://r.test/pause:v1"); again.Digest != m.Digest {
 			t.Errorf("Get = %+v, want %s", again, m.Digest)
 		}
@@ -172,7 +176,7 @@ func TestLastUseSurvivesARestart(t *testing.T) {
 		s.Close()
 		time.Sleep(time.Hour)
 		s = open(t, dir, small)
-		s.collect()
+		s.collect(nil)
 		if !stored(older) || stored(newer) {
 			t.Errorf("kept a %v, b %v, want a, which was used last", stored(older), stored(newer))
 		}

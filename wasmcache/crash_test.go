@@ -129,6 +129,10 @@ func (fullDisk) Resolve(context.Context, fetch.Request) (*fetch.Resolved, error)
 	return &fetch.Resolved{Size: -1}, nil
 }
 
+func (fullDisk) Head(context.Context, fetch.Request) (string, error) {
+	return "", errors.ErrUnsupported
+}
+
 func (f fullDisk) Fetch(context.Context, *fetch.Resolved, fetch.Sink, func(int64, int64)) (fetch.Result, error) {
 	return fetch.Result{}, fmt.Errorf("write: %w", f.err)
 }
@@ -153,17 +157,17 @@ func TestFullOrReadOnlyDiskServesWhatIsThere(t *testing.T) {
 		s.Close()
 	}
 	// Nothing at all can be written (the tests may run as root, for whom permissions do not count).
-	for _, sub := range []string{"tmp", "refs", "manifests", "verdicts", "quarantine", "open.lock"} {
+	for _, sub := range []string{"tmp", "refs", "manifests", "verdicts", "quarantine", "locks"} {
 		if err := errors.Join(os.RemoveAll(filepath.Join(dir, sub+".was")), os.Rename(filepath.Join(dir, sub), filepath.Join(dir, sub+".was"))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, sub := range []string{"tmp", "manifests", "verdicts", "quarantine"} {
+	for _, sub := range []string{"tmp", "manifests", "verdicts", "quarantine", "locks"} {
 		if err := os.WriteFile(filepath.Join(dir, sub), nil, 0o400); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "open.lock"), 0o755), os.Rename(filepath.Join(dir, "refs.was"), filepath.Join(dir, "refs"))); err != nil {
+	if err := os.Rename(filepath.Join(dir, "refs.was"), filepath.Join(dir, "refs")); err != nil {
 		t.Fatal(err)
 	}
 	s = open(t, dir)
@@ -194,14 +198,14 @@ func TestOpenFailsWithTheReason(t *testing.T) {
 	}
 }
 
-func TestTwoProcessesOnOneDirectory(t *testing.T) {
+func TestASecondStoreLeavesTheDownloadsOfTheFirstAlone(t *testing.T) {
 	r, dir := registrytest.New(t), t.TempDir()
 	module, slow := core("both", 3000), core("slow", 100_000)
 	r.Push(t, "both", "v1", registrytest.Compat(t, module))
 	r.Push(t, "slow", "v1", registrytest.WasmToOCI(slow))
 	p := registrytest.NewProxy(t, r.Addr)
 	p.Fail("/slow/blobs/", registrytest.Fault{Delay: 300 * time.Millisecond})
-	running := open(t, dir, func(c *Config) { c.Expiry = time.Nanosecond })
+	running := open(t, dir)
 	pulled := make(chan error, 1) // the one result
 	go func() {
 		_, err := running.Get(t.Context(), Request{URL: p.Ref("slow:v1")})
@@ -211,18 +215,12 @@ func TestTwoProcessesOnOneDirectory(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	command := open(t, dir) // must not empty tmp under the other
+	command.collect(nil)
 	m, err := command.Get(t.Context(), Request{URL: r.Ref("both:v1")})
 	wantModule(t, m, err, module)
 	if err := <-pulled; err != nil {
 		t.Errorf("pull during the second Open = %v", err)
 	}
-	if running.locks.exclusive(func() {}) {
-		t.Error("the store collects while another process uses it")
-	}
 	m, err = running.Get(t.Context(), Request{URL: r.Ref("both:v1")})
 	wantModule(t, m, err, module)
-	command.Close()
-	if !running.locks.exclusive(func() {}) {
-		t.Error("the store does not collect after the other process ended")
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -20,7 +21,11 @@ const (
 	verdictDir    = "verdicts"
 	quarantineDir = "quarantine"
 	tmpDir        = "tmp"
+	lockDir       = "locks"
 )
+
+// tmpAge is how old a download is dead for sure.
+const tmpAge = 24 * time.Hour
 
 // maxRecord bounds what is read of one of our own JSON files: they may be damaged.
 const maxRecord = 4 << 20
@@ -36,7 +41,7 @@ func openRoot(dir string) (*os.Root, error) {
 	for _, d := range []struct {
 		name string
 		mode fs.FileMode
-	}{{"blobs", 0o755}, {blobDir, 0o755}, {refDir, 0o700}, {manifestDir, 0o700}, {verdictDir, 0o700}, {quarantineDir, 0o700}, {tmpDir, 0o700}} {
+	}{{"blobs", 0o755}, {blobDir, 0o755}, {refDir, 0o700}, {manifestDir, 0o700}, {verdictDir, 0o700}, {quarantineDir, 0o700}, {tmpDir, 0o700}, {lockDir, 0o700}} {
 		if err := makeUnder(root, d.name, d.mode); err != nil && d.name == blobDir {
 			root.Close()
 			return nil, err
@@ -67,13 +72,24 @@ func makeUnder(root *os.Root, name string, mode fs.FileMode) error {
 	return err
 }
 
-func randomName(prefix string) string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return path.Join(tmpDir, prefix+"-"+hex.EncodeToString(b[:]))
+// createTemp makes a temporary file that is locked until it is closed, so that nobody takes it for a leftover.
+func (s *Store) createTemp(prefix string) (*os.File, string, error) {
+	for {
+		var b [12]byte
+		_, _ = rand.Read(b[:]) // never fails
+		name := path.Join(tmpDir, prefix+"-"+hex.EncodeToString(b[:]))
+		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return nil, "", err
+		}
+		if !isHeld(flock(f, syscall.LOCK_SH)) && s.isAt(f, name) {
+			return f, name, nil
+		}
+		f.Close() // emptyTmp was faster
+	}
 }
 
-// place moves a closed temporary file to its name for good.
+// place moves a temporary file to its name for good.
 func (s *Store) place(tmp, name string) error {
 	if err := s.root.Rename(tmp, name); err != nil {
 		return err
@@ -96,18 +112,18 @@ func (s *Store) writeJSON(name string, v any) (err error) {
 	if err != nil {
 		return err
 	}
-	tmp := randomName("record")
-	f, err := s.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, tmp, err := s.createTemp("record")
 	if err != nil {
 		return err
 	}
+	defer f.Close()
 	defer func() {
 		if err != nil {
 			_ = s.root.Remove(tmp)
 		}
 	}()
 	_, err = f.Write(append(data, '\n'))
-	err = errors.Join(err, f.Sync(), f.Close())
+	err = errors.Join(err, f.Sync())
 	if err != nil {
 		return err
 	}
@@ -151,16 +167,31 @@ func (s *Store) names(dir string) []string {
 	return names
 }
 
-// emptyTmp removes downloads that nobody continues: those that nobody wrote to for age.
-func (s *Store) emptyTmp(age time.Duration) {
+// emptyTmp removes downloads that nobody continues, because their process is gone.
+func (s *Store) emptyTmp() {
 	for _, name := range s.names(tmpDir) {
 		name = path.Join(tmpDir, name)
-		info, err := s.root.Lstat(name)
-		if err != nil || time.Since(info.ModTime()) < age {
-			continue
-		}
-		if err := s.root.RemoveAll(name); err != nil {
+		if err := s.removeLeftover(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.cfg.Log.Warn("cannot remove an unfinished download", "dir", s.dir, "file", name, "err", err)
 		}
 	}
+}
+
+// removeLeftover removes a temporary file unless a process writes it. Where there are no locks its age has to tell.
+func (s *Store) removeLeftover(name string) error {
+	info, err := s.root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	if info.Mode().IsRegular() {
+		f, err := s.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close() // after the removal: its writer sees that it was too late
+		if err := flock(f, syscall.LOCK_EX); isHeld(err) || err != nil && time.Since(info.ModTime()) < tmpAge {
+			return nil
+		}
+	}
+	return s.root.RemoveAll(name)
 }

@@ -1,8 +1,7 @@
 package wasmcache
 
 import (
-	"crypto/hmac"
-	"crypto/rand"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"path"
@@ -28,40 +27,17 @@ type version struct {
 	Manifest string    `json:"manifest,omitzero"` // "sha256:…"
 	Index    string    `json:"index,omitzero"`
 	Seen     time.Time `json:"seen"`
+	// Preloaded says that the operator put it there, for everybody. Only records of references have it.
+	Preloaded bool `json:"preloaded,omitzero"`
+}
+
+// same reports that two versions are the same image and module.
+func (v version) same(o version) bool {
+	return v.Digest == o.Digest && v.Manifest == o.Manifest && v.Index == o.Index
 }
 
 func (v version) is(sha256 string) bool {
 	return v.Digest == sha256 || v.Manifest == "sha256:"+sha256 || v.Index == "sha256:"+sha256
-}
-
-// grant says that the registry accepted somebody for this reference. The secret cannot be found from it.
-type grant struct {
-	// Salt and Hash of a pull secret, in hex; both "" for this machine's own credentials.
-	Salt string `json:"salt,omitzero"`
-	Hash string `json:"hash,omitzero"`
-}
-
-func newGrant(secret []byte) grant {
-	if len(secret) == 0 {
-		return grant{}
-	}
-	var salt [16]byte
-	_, _ = rand.Read(salt[:]) // never fails
-	return grant{Salt: hex.EncodeToString(salt[:]), Hash: secretHash(salt[:], secret)}
-}
-
-func secretHash(salt, secret []byte) string {
-	mac := hmac.New(sha256.New, salt)
-	mac.Write(secret)
-	return hex.EncodeToString(mac.Sum(nil))
-}
-
-func (g grant) isFor(secret []byte) bool {
-	if len(secret) == 0 || g.Salt == "" {
-		return len(secret) == 0 && g.Salt == "" && g.Hash == ""
-	}
-	salt, err := hex.DecodeString(g.Salt)
-	return err == nil && hmac.Equal([]byte(secretHash(salt, secret)), []byte(g.Hash))
 }
 
 // resource is the version of a resource for which the registry was asked last.
@@ -78,28 +54,23 @@ type record struct {
 	Resources []resource `json:"resources,omitzero"`
 }
 
-func (r *record) find(sha256 string) (version, bool) {
-	for _, v := range r.Versions {
-		if sha256 == "" || v.is(sha256) {
-			return v, true
-		}
-	}
-	return version{}, false
-}
-
-func (r *record) granted(secret []byte) bool {
-	return slices.ContainsFunc(r.Grants, func(g grant) bool { return g.isFor(secret) })
-}
-
 func (r *record) add(v version, a *ask) {
 	r.Ref = a.ref.String()
-	r.Versions = prepend(r.Versions, v, maxVersions, func(o version) bool { return o.Digest == v.Digest && o.Manifest == v.Manifest && o.Index == v.Index })
-	if !r.granted(a.secret) {
-		r.Grants = prepend(r.Grants, newGrant(a.secret), maxGrants, func(grant) bool { return false })
+	v.Preloaded = a.preload || slices.ContainsFunc(r.Versions, func(o version) bool { return o.same(v) && o.Preloaded })
+	r.Versions = prepend(r.Versions, v, maxVersions, v.same)
+	if !a.preload { // nobody was asked whether others may have it
+		r.grant(a.secret)
 	}
 	if a.always && a.resource.Name != "" {
 		r.Resources = prepend(r.Resources, a.resource, maxResources, func(o resource) bool { return o.Name == a.resource.Name })
 	}
+}
+
+// noted reports that the record says all that add would say, but for the time.
+func (r *record) noted(v version, a *ask) bool {
+	i := slices.IndexFunc(r.Versions, v.same)
+	return i >= 0 && (!a.preload || r.Versions[i].Preloaded) &&
+		(!a.always || a.resource.Name == "" || slices.Contains(r.Resources, a.resource))
 }
 
 func prepend[T any](list []T, first T, limit int, same func(T) bool) []T {
@@ -114,6 +85,7 @@ type ask struct {
 	sha256   string // hex, "" none
 	secret   []byte
 	always   bool
+	preload  bool
 	resource resource
 	host     abi.Host
 	progress func(done, total int64)
@@ -129,13 +101,16 @@ func newAsk(req Request) (*ask, error) {
 		return nil, permanentError(ref.String(), "sha256 of %s: %w: correct it in the resource", ref, err)
 	}
 	return &ask{
-		url: req.URL, ref: ref, sha256: sum, secret: req.PullSecret, always: req.Always,
+		url: req.URL, ref: ref, sha256: sum, secret: req.PullSecret, always: req.Always, preload: req.Preload,
 		resource: resource{Name: req.Resource, Version: req.ResourceVersion}, host: req.Host, progress: req.Progress,
 	}, nil
 }
 
 // fixed reports that the request can only ever mean one content.
 func (a *ask) fixed() bool { return a.sha256 != "" || a.ref.Fixed() }
+
+// isImage reports that a registry is asked for a reference, with the caller's secret.
+func isImage(ref fetch.Reference) bool { return strings.HasPrefix(ref.Key(), "oci://") }
 
 // stale reports that the registry must be asked although something is known.
 func (a *ask) stale(r *record) bool {
@@ -171,17 +146,30 @@ func (s *Store) record(ref fetch.Reference) record {
 	return r
 }
 
-// remember writes what a pull found out. A failure costs only the next start a pull.
-func (s *Store) remember(a *ask, v version) {
+// update changes the record of a reference; no other process's change is lost by it.
+func (s *Store) update(ctx context.Context, ref fetch.Reference, change func(r *record)) error {
+	l, err := s.lock(ctx, recordLock(refName(ref)), nil)
+	if err != nil {
+		return s.diskError("change what is known of "+ref.String(), err)
+	}
+	defer l.unlock()
 	s.refMu.Lock()
 	defer s.refMu.Unlock()
-	r := s.record(a.ref)
-	r.add(v, a)
-	err := s.writeJSON(refName(a.ref), r)
-	if err == nil && v.Manifest != "" {
-		err = s.writeJSON(manifestName(v.Manifest), v)
+	r := s.record(ref)
+	change(&r)
+	if err := s.writeJSON(refName(ref), r); err != nil {
+		return s.diskError("change what is known of "+ref.String(), err)
 	}
-	if err != nil {
-		s.cfg.Log.Warn("cannot note a module's reference: it must be pulled again after a restart", "ref", a.ref.String(), "err", s.diskError("note it", err))
+	return nil
+}
+
+// remember writes what a pull found out. A failure costs only the next start a pull, unless it was what the caller wanted.
+func (s *Store) remember(ctx context.Context, a *ask, v version) error {
+	v.Seen = time.Now()
+	err := s.update(ctx, a.ref, func(r *record) { r.add(v, a) })
+	if err != nil && !a.preload {
+		s.cfg.Log.Warn("cannot note a module's reference: it must be pulled again after a restart", "ref", a.ref.String(), "err", err)
+		return nil
 	}
+	return err
 }

@@ -21,12 +21,15 @@ type Status struct {
 
 // ModuleStatus is one stored module.
 type ModuleStatus struct {
-	Digest   string          `json:"digest"`
-	Size     int64           `json:"size"`
-	Refs     []string        `json:"refs,omitempty"`
-	LastUsed time.Time       `json:"last_used,omitzero"`
-	Pinned   bool            `json:"pinned,omitempty"`
-	Verdicts []VerdictStatus `json:"verdicts,omitempty"`
+	Digest   string    `json:"digest"`
+	Size     int64     `json:"size"`
+	Refs     []string  `json:"refs,omitempty"`
+	LastUsed time.Time `json:"last_used,omitzero"`
+	// Pinned says that a process that shares the store uses it now.
+	Pinned bool `json:"pinned,omitempty"`
+	// Preloaded says that the operator put it there, for everybody.
+	Preloaded bool            `json:"preloaded,omitempty"`
+	Verdicts  []VerdictStatus `json:"verdicts,omitempty"`
 }
 
 // VerdictStatus is what the checker said of a module.
@@ -54,19 +57,17 @@ type QuarantineStatus struct {
 
 // Status reads the directory; it does not hash anything.
 func (s *Store) Status() Status {
-	st := Status{Dir: s.dir, Writable: s.locks != nil, Quota: s.cfg.Quota, Modules: []ModuleStatus{}}
-	refs, pins := s.refsByDigest(), s.pinned()
+	st := Status{Dir: s.dir, Writable: s.writable.Load(), Quota: s.cfg.Quota, Modules: []ModuleStatus{}}
+	refs, pins, preloaded := s.refsByDigest(), s.pinned(), s.preloaded()
 	for _, digest := range s.names(blobDir) {
 		info, err := s.root.Lstat(blobName(digest))
 		if err != nil {
 			continue
 		}
-		s.mu.Lock()
-		used := later(info.ModTime(), s.used[digest])
-		s.mu.Unlock()
 		st.Bytes += info.Size()
 		st.Modules = append(st.Modules, ModuleStatus{
-			Digest: digest, Size: info.Size(), Refs: refs[digest], LastUsed: used, Pinned: pins[digest], Verdicts: s.verdicts(digest),
+			Digest: digest, Size: info.Size(), Refs: refs[digest], LastUsed: s.lastUse(digest, info),
+			Pinned: pins[digest] || s.inUse(digest), Preloaded: preloaded[digest], Verdicts: s.verdicts(digest),
 		})
 	}
 	for _, f := range s.pulls.running() {
@@ -84,17 +85,13 @@ func (s *Store) Status() Status {
 
 func (s *Store) refsByDigest() map[string][]string {
 	refs := map[string][]string{}
-	for _, name := range s.names(refDir) {
-		var r record
-		if !s.readJSON(path.Join(refDir, name), &r) {
-			continue
-		}
+	s.eachRecord(func(r *record) {
 		for _, v := range r.Versions {
 			if !slices.Contains(refs[v.Digest], r.Ref) {
 				refs[v.Digest] = append(refs[v.Digest], r.Ref)
 			}
 		}
-	}
+	})
 	for _, list := range refs {
 		slices.Sort(list)
 	}
@@ -109,10 +106,8 @@ func (s *Store) verdicts(digest string) []VerdictStatus {
 			out = append(out, VerdictStatus{Host: j.Host, Outcome: j.Outcome.String(), Reason: j.Reason})
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for name, v := range s.unsure {
-		if path.Dir(name) == path.Join(verdictDir, digest) {
+	for _, name := range s.judgedHere.Keys() {
+		if v, ok := s.judgedHere.Peek(name); ok && path.Dir(name) == path.Join(verdictDir, digest) {
 			out = append(out, VerdictStatus{Outcome: v.Outcome.String(), Reason: v.Reason})
 		}
 	}

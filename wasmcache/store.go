@@ -7,9 +7,10 @@
 //	verdicts/<digest>/      what the checker said, for which Envoy
 //	quarantine/             blobs that were found damaged
 //	tmp/                    downloads in progress
+//	locks/                  what processes that share the directory do just now
 //
-// Several processes may use one directory at the same time: every file appears by rename, and nothing is collected
-// while more than one process has the store open.
+// Several processes may use one directory at the same time: every file appears by rename, what one downloads the others wait for, and
+// nothing is collected that any of them uses.
 package wasmcache
 
 import (
@@ -20,7 +21,10 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
 
 	"github.com/gateway-agent/gateway-agent/wasmcache/abi"
 	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
@@ -30,6 +34,8 @@ import (
 type Fetcher interface {
 	// Resolve asks what a reference names now.
 	Resolve(ctx context.Context, req fetch.Request) (*fetch.Resolved, error)
+	// Head asks only which digest ("sha256:…") an image has now; an error for what is no image.
+	Head(ctx context.Context, req fetch.Request) (string, error)
 	// Fetch downloads it.
 	Fetch(ctx context.Context, r *fetch.Resolved, dst fetch.Sink, progress func(done, total int64)) (fetch.Result, error)
 }
@@ -38,6 +44,12 @@ type Fetcher interface {
 const (
 	UnvouchedWarn   = "warn"
 	UnvouchedRefuse = "refuse"
+)
+
+// What the operator's Preload means for callers that the registry was not asked about.
+const (
+	PreloadedTrust  = "trust"
+	PreloadedVerify = "verify"
 )
 
 // Config says how modules are kept.
@@ -60,8 +72,21 @@ type Config struct {
 	PullTimeout time.Duration
 	// MaxPulls bounds the downloads at one time. Default 16.
 	MaxPulls int
-	// Pins returns the digests that must not be removed; nil: none.
+	// Pins returns the digests that must not be removed. An agent has it; nil, for a command: what is returned is protected only while it
+	// is fresh.
 	Pins func() []string
+	// AccessExpiry is how long the registry's yes to a pull secret is good for; then it is asked again. Default 24 h.
+	AccessExpiry time.Duration
+	// Preloaded is PreloadedTrust (default): what the operator preloaded is for every caller; or PreloadedVerify: only for those whom the
+	// registry accepts.
+	Preloaded string
+	// RequireDigest refuses references that can mean another module tomorrow, but for local files.
+	RequireDigest bool
+	// Refresh is how often Run asks whether tags that resources use have moved. Default 0: never.
+	Refresh time.Duration
+	// OnChange, if not nil, is told the URL of a tag that has moved, as requests spelled it: the next Get for it asks the registry. It must
+	// not block.
+	OnChange func(url string)
 	// Unvouched is UnvouchedWarn (default) or UnvouchedRefuse.
 	Unvouched string
 	// Log; default: discarded.
@@ -75,12 +100,11 @@ func (c Config) withDefaults() Config {
 	c.CollectEvery = cmp.Or(c.CollectEvery, time.Minute)
 	c.PullTimeout = cmp.Or(c.PullTimeout, 15*time.Minute)
 	c.MaxPulls = cmp.Or(c.MaxPulls, 16)
+	c.AccessExpiry = cmp.Or(c.AccessExpiry, 24*time.Hour)
+	c.Preloaded = cmp.Or(c.Preloaded, PreloadedTrust)
 	c.Unvouched = cmp.Or(c.Unvouched, UnvouchedWarn)
 	if c.Check == nil {
 		c.Check = abi.Check
-	}
-	if c.Pins == nil {
-		c.Pins = func() []string { return nil }
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -99,6 +123,9 @@ func (c Config) check() error {
 	if c.Unvouched != "" && c.Unvouched != UnvouchedWarn && c.Unvouched != UnvouchedRefuse {
 		errs = append(errs, errors.New("unvouched modules: want warn or refuse, not "+c.Unvouched))
 	}
+	if c.Preloaded != "" && c.Preloaded != PreloadedTrust && c.Preloaded != PreloadedVerify {
+		errs = append(errs, errors.New("preloaded modules: want trust or verify, not "+c.Preloaded))
+	}
 	return errors.Join(errs...)
 }
 
@@ -115,6 +142,9 @@ type Request struct {
 	Always          bool
 	ResourceVersion string
 	Resource        string
+	// Preload says that the operator puts the module there for every caller, whatever the registry says of them. It needs no network for
+	// what the store holds and the caller may have.
+	Preload bool
 	// Host is the Envoy that is to run it; the zero Host is an unknown one: the verdict only warns.
 	Host abi.Host
 	// Progress, if not nil, is told the bytes downloaded and the total (-1: unknown), from another goroutine.
@@ -144,35 +174,55 @@ type Module struct {
 	Ref string
 	// ManifestDigest is "sha256:…" of the manifest that it came with; "": none.
 	ManifestDigest string
+	// Index is "sha256:…" of the index that led to the manifest; "": none.
+	Index string
 }
 
-// Store is an open module store. It is safe for concurrent use.
+// Bounds of what is in memory only. What falls out costs a hash, a check or a question again.
+const (
+	maxRemembered = 4096
+	maxWatched    = 4096
+)
+
+// Store is an open module store. It is safe for concurrent use, and several may be open on one directory.
 //
-// Locks: files is held for reading while a blob is looked at and marked as used, for writing while blobs are removed; it comes before mu.
-// refMu serializes changes of one reference's file.
+// refMu serializes changes of records where the file system has no locks. No lock of a file is waited for while it or mu is held.
 type Store struct {
-	cfg     Config
-	dir     string // absolute
-	root    *os.Root
-	locks   *dirLocks
-	started time.Time
-	metrics *metrics
-	slots   chan struct{} // one per running download
-	kick    chan struct{} // capacity 1: a blob came, the quota may be exceeded
+	cfg      Config
+	dir      string // absolute
+	root     *os.Root
+	started  time.Time
+	metrics  *metrics
+	slots    chan struct{} // one per running download
+	kick     chan struct{} // capacity 1: a blob came, the quota may be exceeded
+	writable atomic.Bool
+	lockless sync.Once // said that there are no locks
 
 	pulls     flights[version]
-	downloads flights[version]
+	downloads flights[brought]
 	hashing   flights[struct{}]
 	checking  flights[abi.Verdict]
 
-	files sync.RWMutex
+	verified   *lru.Cache[string, stamp]       // blobs hashed in this process
+	used       *lru.Cache[string, time.Time]   // last use in this process
+	judgedHere *lru.Cache[string, abi.Verdict] // verdicts that are not on disk
+	unasked    *lru.Cache[string, time.Time]   // callers whose access the registry could not confirm, until when it is left alone
+	moved      *lru.Cache[string, string]      // tag → digest that the registry named last
+	watchMore  chan struct{}                   // capacity 1: there is a new tag to watch
+
 	refMu sync.Mutex
 
 	mu       sync.Mutex
-	verified map[string]stamp     // blobs hashed in this process
-	used     map[string]time.Time // last use in this process
-	busy     map[string]int       // blobs that a Get is working with
-	unsure   map[string]abi.Verdict
+	held     map[string]*holding         // blobs in use here
+	watching *lru.Cache[string, watched] // tags in use, by resource and URL
+}
+
+func newCache[V any](size int) *lru.Cache[string, V] {
+	c, err := lru.New[string, V](size)
+	if err != nil {
+		panic(err) // the size is a constant above zero
+	}
+	return c
 }
 
 // Open opens the store in cfg.Dir and empties what an earlier process left unfinished. A store that cannot be written serves what it holds.
@@ -192,15 +242,13 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{
 		cfg: cfg, dir: dir, root: root, started: time.Now(), metrics: newMetrics(),
 		slots: make(chan struct{}, cfg.MaxPulls), kick: make(chan struct{}, 1),
-		verified: map[string]stamp{}, used: map[string]time.Time{}, busy: map[string]int{}, unsure: map[string]abi.Verdict{},
+		verified: newCache[stamp](maxRemembered), used: newCache[time.Time](maxRemembered), judgedHere: newCache[abi.Verdict](maxRemembered),
+		unasked: newCache[time.Time](maxRemembered), moved: newCache[string](maxRemembered),
+		watchMore: make(chan struct{}, 1), watching: newCache[watched](maxWatched), held: map[string]*holding{},
 	}
-	if s.locks, err = openLocks(root); err != nil {
-		cfg.Log.Warn("module store is not writable: it serves what it holds", "dir", dir, "err", err)
-	}
-	if s.locks.alone() {
-		s.emptyTmp(0)
-	}
-	s.locks.share()
+	s.writable.Store(true) // until it turns out otherwise
+	s.checkWritable()
+	s.emptyTmp()
 	return s, nil
 }
 
@@ -210,6 +258,12 @@ func (s *Store) Close() error {
 	s.downloads.close()
 	s.hashing.close()
 	s.checking.close()
-	s.locks.close()
+	s.mu.Lock()
+	held := s.held
+	s.held = map[string]*holding{}
+	s.mu.Unlock()
+	for digest, h := range held {
+		s.letGo(digest, h, 0)
+	}
 	return s.root.Close()
 }

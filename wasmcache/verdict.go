@@ -61,10 +61,7 @@ func (s *Store) verdict(ctx context.Context, host abi.Host, digest string) abi.V
 }
 
 func (s *Store) judged(name string, host abi.Host, digest string) (abi.Verdict, bool) {
-	s.mu.Lock()
-	v, ok := s.unsure[name]
-	s.mu.Unlock()
-	if ok {
+	if v, ok := s.judgedHere.Get(name); ok {
 		return v, true
 	}
 	var j judgement
@@ -76,9 +73,7 @@ func (s *Store) judged(name string, host abi.Host, digest string) (abi.Verdict, 
 
 func (s *Store) judge(name string, host abi.Host, digest string, v abi.Verdict) {
 	if v.Outcome == abi.CannotSay {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.unsure[name] = v
+		s.judgedHere.Add(name, v)
 		return
 	}
 	err := makeUnder(s.root, path.Dir(name), 0o700)
@@ -89,7 +84,8 @@ func (s *Store) judge(name string, host abi.Host, digest string, v abi.Verdict) 
 		})
 	}
 	if err != nil {
-		s.cfg.Log.Warn("cannot note a verdict: the module is checked again at the next use", "digest", digest, "err", err)
+		s.judgedHere.Add(name, v)
+		s.cfg.Log.Warn("cannot note a verdict: the module is checked again after a restart", "digest", digest, "err", err)
 	}
 }
 
