@@ -95,6 +95,11 @@ func (e *Engine) Observe(session uint64, delta bool, response []byte) {
 	})
 }
 
+// Recheck tells that the module at a URL, as resources spell it, is another one by now.
+func (e *Engine) Recheck(url string) {
+	e.put(event{apply: func(m *machine, now time.Time) { m.recheck(now, url) }})
+}
+
 // Close tells that a stream has ended. Its push and settle are not called any more once Run has seen it.
 func (e *Engine) Close(session uint64) {
 	e.put(event{session: session, end: true, apply: func(m *machine, now time.Time) { m.close(now, session) }})

@@ -81,6 +81,7 @@ func (w *world) step() {
 		w.forget(id)
 		w.m.close(w.now, id)
 	case 10:
+		w.m.recheck(w.now, fmt.Sprint("oci://r/v", w.gen%3))
 		w.travel(time.Duration(1+w.d.roll(250)) * 100 * time.Millisecond)
 	}
 	w.check()

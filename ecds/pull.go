@@ -32,6 +32,19 @@ func (m *machine) retryDue(now time.Time, e *entry) {
 	m.startPull(now, e)
 }
 
+// recheck has the store look again for the module of every subscribed resource with that URL. What Envoy has stays until the answer, and for
+// good when that is the same module.
+func (m *machine) recheck(now time.Time, url string) {
+	for _, e := range m.sortedEntries() {
+		if len(e.sessions) == 0 || e.pull != 0 || now.Before(e.notBefore) {
+			continue
+		}
+		if w := e.wanted; w != nil && w.ref != nil && w.fatal == nil && w.ref.URL == url {
+			m.startPull(now, e)
+		}
+	}
+}
+
 // pulled is the end of a pull. One that was overtaken or cancelled is not in the table any more.
 func (m *machine) pulled(now time.Time, pull uint64, mod Module, err error) {
 	e := m.pulls[pull]
