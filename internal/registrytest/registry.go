@@ -173,20 +173,7 @@ func (r *Registry) Stop() {
 // Binary returns the path of the registry that "make tools" builds.
 func Binary(t testing.TB) string {
 	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			break
-		}
-		if dir == filepath.Dir(dir) {
-			t.Fatal("no go.mod above the working directory")
-		}
-		dir = filepath.Dir(dir)
-	}
-	path := filepath.Join(dir, ".tools", "registry")
+	path := filepath.Join(root(t), ".tools", "registry")
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("no registry at %s: run make tools", path)
 	}
