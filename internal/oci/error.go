@@ -151,12 +151,12 @@ func untrusted(err error) (string, bool) {
 
 // local is for what failed on this side or on the way.
 func local(err error) (Kind, string) {
-	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
-		return Broken, "the server does not speak TLS on this port"
-	}
+	_, notTLS := errors.AsType[tls.RecordHeaderError](err)
 	switch {
-	case errors.Is(err, http.ErrSchemeMismatch):
+	case speaksPlain(err):
 		return Broken, "the server speaks plain HTTP; only loopback registries may: serve it over https, or set plain-http for this host in --registry-config"
+	case notTLS:
+		return Broken, "the server does not speak TLS on this port"
 	case strings.Contains(err.Error(), "remote error: tls: certificate required"):
 		return Broken, "the server wants a client certificate: give cert and key for this host in --registry-config"
 	case isCertificateAlert(err):
@@ -165,6 +165,12 @@ func local(err error) (Kind, string) {
 		return Temporary, "the server is slow or unreachable"
 	}
 	return Temporary, ""
+}
+
+// speaksPlain reports that a server answered to TLS in HTTP. The library notices it only where no proxy is between.
+func speaksPlain(err error) bool {
+	e, ok := errors.AsType[tls.RecordHeaderError](err)
+	return ok && string(e.RecordHeader[:]) == "HTTP/" || errors.Is(err, http.ErrSchemeMismatch)
 }
 
 // isCertificateAlert reports that the other side refused our certificate. The alerts of crypto/tls have no exported type.

@@ -1,22 +1,24 @@
 package oci
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
-	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
+	"github.com/gateway-agent/gateway-agent/internal/oci/registries"
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
+	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
 
 func descriptorOf(b []byte) v1.Descriptor {
@@ -27,34 +29,107 @@ func descriptorOf(b []byte) v1.Descriptor {
 	return v1.Descriptor{Size: int64(len(b)), Digest: hash}
 }
 
-// selfSigned returns files with a certificate for 127.0.0.1, and a client that trusts it.
-func selfSigned(t *testing.T) (cert, key string, trusting *safehttp.Client) {
+func repository(t testing.TB, s string) name.Repository {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	repo, err := name.NewRepository(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	return repo
+}
+
+func wantKind(t *testing.T, err error, kind Kind, texts ...string) {
+	t.Helper()
+	e, ok := errors.AsType[*Error](err)
+	if !ok || e.Kind != kind {
+		t.Errorf("error = %v, want one of kind %s", err, kind)
+		return
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	for path, body := range map[string][]byte{cert: certPEM, key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})} {
-		if err := os.WriteFile(path, body, 0o600); err != nil {
-			t.Fatal(err)
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("error = %v, want it to say %q", err, text)
 		}
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(certPEM)
-	return cert, key, safehttp.New(safehttp.Config{RootCAs: roots})
+}
+
+// basic is a pull secret for one host.
+func basic(key, user, password string) []byte {
+	return fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, key, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+}
+
+func read(t *testing.T, c *Client, repo name.Repository, secret []byte) (Manifest, error) {
+	t.Helper()
+	r, err := c.Open(t.Context(), repo, secret)
+	if err != nil {
+		return Manifest{}, err
+	}
+	return r.Manifest(t.Context(), "v1")
+}
+
+// readBlob opens repo, reads the blob and gives what came.
+func readBlob(t *testing.T, c *Client, repo name.Repository, blob []byte) (string, error) {
+	t.Helper()
+	r, err := c.Open(t.Context(), repo, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc, err := r.Blob(t.Context(), descriptorOf(blob))
+	if err != nil {
+		return "", err
+	}
+	defer rc.Close()
+	body, err := io.ReadAll(rc)
+	return string(body), err
+}
+
+// places are the endpoints of every repository.
+type places []registries.Endpoint
+
+func (p places) Endpoints(_, repository string, _ bool) ([]registries.Endpoint, error) {
+	all := make([]registries.Endpoint, len(p))
+	for i, e := range p {
+		if e.Repository == "" {
+			e.Repository = repository
+		}
+		if e.Key == "" {
+			e.Key = e.Host
+		}
+		all[i] = e
+	}
+	return all, nil
+}
+
+// serveTLS serves handler over https as hosts.
+func serveTLS(t testing.TB, ca *testca.CA, handler http.Handler, change func(*tls.Config), hosts ...string) (addr string) {
+	t.Helper()
+	pair := ca.Issue(t, testca.Leaf{Hosts: hosts})
+	cert, err := tls.X509KeyPair(pair.CertPEM, pair.KeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(handler)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // refused handshakes
+	if change != nil {
+		change(s.TLS)
+	}
+	s.StartTLS()
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+	return s.Listener.Addr().String()
+}
+
+func roots(ca *testca.CA) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Cert)
+	return pool
+}
+
+func clientCertificate(t testing.TB, ca *testca.CA) []tls.Certificate {
+	t.Helper()
+	pair := ca.Issue(t, testca.Leaf{Name: "agent"})
+	cert, err := tls.X509KeyPair(pair.CertPEM, pair.KeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []tls.Certificate{cert}
 }

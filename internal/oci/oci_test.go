@@ -1,49 +1,15 @@
 package oci
 
 import (
-	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
-
-	"github.com/google/go-containerregistry/pkg/name"
 
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 )
-
-func repository(t *testing.T, s string) name.Repository {
-	t.Helper()
-	repo, err := name.NewRepository(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return repo
-}
-
-func wantKind(t *testing.T, err error, kind Kind, texts ...string) {
-	t.Helper()
-	e, ok := errors.AsType[*Error](err)
-	if !ok || e.Kind != kind {
-		t.Errorf("error = %v, want one of kind %s", err, kind)
-		return
-	}
-	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("error = %v, want it to say %q", err, text)
-		}
-	}
-}
-
-// basic is a pull secret for one host.
-func basic(key, user, password string) []byte {
-	return fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, key, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
-}
 
 func TestPasswords(t *testing.T) {
 	r := registrytest.New(t, registrytest.WithAccount())
@@ -80,15 +46,6 @@ func TestPasswords(t *testing.T) {
 			}
 		})
 	}
-}
-
-func read(t *testing.T, c *Client, repo name.Repository, secret []byte) (Manifest, error) {
-	t.Helper()
-	r, err := c.Open(t.Context(), repo, secret)
-	if err != nil {
-		return Manifest{}, err
-	}
-	return r.Manifest(t.Context(), "v1")
 }
 
 // tokens is a token server that gives a token for the right password only.
@@ -187,51 +144,4 @@ func blob(t *testing.T, addr string, module []byte) (string, error) {
 	defer rc.Close()
 	body, err := readAll(rc, 1<<20)
 	return string(body), err
-}
-
-func TestTLSRegistry(t *testing.T) {
-	cert, key, roots := selfSigned(t)
-	r := registrytest.New(t, registrytest.WithTLS(cert, key))
-	digest := r.Push(t, "tls", "v1", registrytest.WasmToOCI([]byte("module")))
-	repo := repository(t, r.Addr+"/tls")
-	got, err := read(t, New(Config{HTTP: roots}), repo, nil)
-	if err != nil || got.Digest.String() != digest {
-		t.Errorf("with the CA: %v, %v, want %s", got.Digest, err, digest)
-	}
-	_, err = read(t, New(Config{}), repo, nil)
-	wantKind(t, err, Broken, "unknown CA: add that CA")
-}
-
-// A registry that is not on loopback is never asked in plain HTTP, whatever it answers, and sees no credentials.
-func TestNoPlainHTTPToOthers(t *testing.T) {
-	listener, err := net.Listen("tcp", net.JoinHostPort(ownAddress(t), "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var requests atomic.Int64
-	s := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) })}
-	go func() { _ = s.Serve(listener) }()
-	defer s.Close()
-	host := listener.Addr().String()
-	_, err = read(t, New(Config{}), repository(t, host+"/x"), basic(host, "u", "p"))
-	wantKind(t, err, Broken, "the server speaks plain HTTP; only loopback registries may: serve it over https, or set plain-http")
-	if n := requests.Load(); n != 0 {
-		t.Errorf("the registry saw %d plain requests, want none", n)
-	}
-}
-
-// ownAddress returns an address of this machine that is not loopback.
-func ownAddress(t *testing.T) string {
-	t.Helper()
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range addrs {
-		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && ip.IP.IsGlobalUnicast() {
-			return ip.IP.String()
-		}
-	}
-	t.Skip("this machine has no address but loopback")
-	return ""
 }

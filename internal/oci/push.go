@@ -64,10 +64,10 @@ func (r *Repository) origin(ctx context.Context) (*target, error) {
 		if t.endpoint.Plain && answeredSecurely(failures, t.endpoint.Host) {
 			continue
 		}
-		if err = t.ping(ctx); err == nil || t.answered(err) {
+		if err = t.ping(ctx); err == nil || answered(err) {
 			return t, nil
 		}
-		failures = append(failures, failure{target: t, err: wrap("", false, err)})
+		failures = append(failures, failure{target: t, raw: err, err: wrap("", false, err)})
 	}
 	if len(failures) == 0 {
 		return nil, &Error{Kind: Broken, Err: errors.New("only mirrors are configured for it"), Hint: "push to the registry behind them"}

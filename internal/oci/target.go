@@ -100,11 +100,11 @@ func (t *target) do(ctx context.Context, method, what string, header http.Header
 // sendPlain tries whether the server, on this machine, speaks plain HTTP.
 func (t *target) sendPlain(ctx context.Context, method, what string, header http.Header, secure error) (*http.Response, error) {
 	resp, err := t.send(ctx, method, "http", what, header)
-	if err == nil || t.answered(err) {
+	if err == nil || answered(err) {
 		t.client.plain.Add(t.endpoint.Host, struct{}{})
 		return resp, err
 	}
-	if errors.Is(secure, http.ErrSchemeMismatch) {
+	if speaksPlain(secure) {
 		return nil, err
 	}
 	return nil, secure
@@ -142,11 +142,11 @@ func (t *target) maybePlain() bool {
 // notTLS reports an error of a server that does not speak TLS.
 func notTLS(err error) bool {
 	_, ok := errors.AsType[tls.RecordHeaderError](err)
-	return ok || errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+	return ok || speaksPlain(err) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // answered reports that err comes from an HTTP answer.
-func (t *target) answered(err error) bool {
+func answered(err error) bool {
 	_, status := errors.AsType[*safehttp.StatusError](err)
 	_, refused := errors.AsType[*transport.Error](err)
 	_, token := errors.AsType[*tokenError](err)

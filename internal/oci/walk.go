@@ -21,7 +21,8 @@ const (
 // failure is what one endpoint said.
 type failure struct {
 	target *target
-	err    *Error
+	raw    error
+	err    *Error // the same, classified
 }
 
 // each tries the places for what identifier names until one has it. Its error says what each of them said.
@@ -46,7 +47,7 @@ func (r *Repository) each(ctx context.Context, op, identifier string, try func(*
 			}
 			return wrap(op, t.session.isAnonymous(), err)
 		}
-		failures = append(failures, failure{target: t, err: wrap("", t.session.isAnonymous(), err)})
+		failures = append(failures, failure{target: t, raw: err, err: wrap("", t.session.isAnonymous(), err)})
 		r.learn(t, identifier, err)
 	}
 	return r.sum(op, failures)
@@ -54,7 +55,7 @@ func (r *Repository) each(ctx context.Context, op, identifier string, try func(*
 
 func answeredSecurely(failures []failure, host string) bool {
 	return slices.ContainsFunc(failures, func(f failure) bool {
-		return f.target.endpoint.Host == host && !f.target.endpoint.Plain && f.target.answered(f.err)
+		return f.target.endpoint.Host == host && !f.target.endpoint.Plain && answered(f.raw)
 	})
 }
 
@@ -83,7 +84,7 @@ func (r *Repository) rankLocked(t *target, identifier string) int {
 func (r *Repository) learn(t *target, identifier string, err error) {
 	e := wrap("", false, err)
 	switch {
-	case e.Kind == Temporary && !t.answered(err):
+	case e.Kind == Temporary && !answered(err):
 		r.client.avoid(t.id, downTime)
 	case e.Kind == Broken:
 		r.client.avoid(t.id+"@"+identifier, wrongTime)
