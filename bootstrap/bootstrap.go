@@ -21,7 +21,9 @@ import (
 // Names of what the bootstrap brings along. Configuration from a control plane may refer to the clusters; it must not reuse the names.
 const (
 	ClusterXDS        = "xds-grpc"         // the agent's ADS
-	ClusterSDS        = "sds-grpc"         // the agent's SDS, the same socket on a connection of its own
+	ClusterSDS        = "sds-grpc"         // the agent's SDS, on a connection of its own, or somebody else's
+	ClusterSDSFiles   = "sds-files-grpc"   // the agent's SDS beside somebody else's
+	ClusterSDSOther   = "sds-external"     // somebody else's SDS for certificates that are not the workload's
 	ClusterAgent      = "agent"            // the agent's status address
 	ClusterPrometheus = "prometheus_stats" // Envoy's own admin, reached only for /stats/prometheus
 
@@ -44,16 +46,34 @@ type Config struct {
 	NodeCluster  string         // Envoy's node.cluster; required
 	NodeMetadata map[string]any // Envoy's node.metadata, as JSON values; default none
 
-	XDSSocket   string // path of the agent's unix socket for ADS and SDS, absolute, at most 107 bytes; required
-	AdminSocket string // path of the unix socket that Envoy's admin listens on, the same limits; required
-	Mode        string // what Envoy speaks on ADS, "sotw" or "delta"; default "delta"
+	Locality Locality // Envoy's node.locality; default none
+
+	XDSSocket    string // path of the agent's unix socket for ADS, absolute, at most 107 bytes, as all socket paths here; required
+	SDSSocket    string // the agent's socket for SDS; default XDSSocket
+	ForeignSDS   string // socket of somebody else's SDS server, which cluster sds-grpc then is; sds-files-grpc is the agent's. Default none
+	OtherSDS     string // socket of somebody else's SDS server for cluster sds-external; default none
+	AdminSocket  string // path of the unix socket that Envoy's admin listens on; one of it and AdminAddress is required
+	AdminAddress string // IP:port that Envoy's admin listens on; everybody who reaches it can stop Envoy
+	Mode         string // what Envoy speaks on ADS, "sotw" or "delta"; default "delta"
 
 	StatusAddress     string // IP:port where the agent serves /healthz/ready; "" = no cluster `agent`
 	ReadyAddress      string // IP:port of the readiness listener, which asks StatusAddress; "" = no such listener
 	PrometheusAddress string // IP:port of the Prometheus listener; "" = no such listener
 
 	MaxConnections int // most downstream connections over all listeners but the agent's own; 0 = no limit
+
+	Statistics   Statistics     // what Envoy counts and how it is labelled; default everything, with Envoy's labels
+	Telemetry    Telemetry      // where Envoy sends what it knows; default nowhere
+	Runtime      map[string]any // Envoy's static runtime layer; default none
+	OutlierLog   string         // file for outlier ejections; default none
+	Internal     bool           // allow listeners inside Envoy, which istiod's configuration may use
+	PeerMetadata bool           // Istio's peer metadata discovery; only Istio's build of Envoy accepts it
+
+	Overlays []Overlay // merged over the result one after the other, as Envoy merges: scalars replaced, messages merged, lists appended
 }
+
+// Locality is where a node is.
+type Locality struct{ Region, Zone, SubZone string }
 
 // New makes the bootstrap, or says everything that is wrong with c.
 func New(c Config) (*bootstrapv3.Bootstrap, error) {
@@ -63,11 +83,22 @@ func New(c Config) (*bootstrapv3.Bootstrap, error) {
 		return nil, err
 	}
 	b := &bootstrapv3.Bootstrap{
-		Node:             &corev3.Node{Id: c.NodeID, Cluster: c.NodeCluster, Metadata: p.metadata},
-		Admin:            admin(c.AdminSocket),
-		DynamicResources: dynamicResources(c.Mode),
-		StaticResources:  staticResources(c, p),
-		OverloadManager:  overload(c.MaxConnections),
+		Node:                &corev3.Node{Id: c.NodeID, Cluster: c.NodeCluster, Metadata: p.metadata, Locality: c.Locality.message()},
+		Admin:               admin(p.admin),
+		DynamicResources:    dynamicResources(c.Mode),
+		StaticResources:     staticResources(c, p),
+		OverloadManager:     overload(c.MaxConnections),
+		StatsConfig:         c.Statistics.message(),
+		StatsSinks:          sinks(c.Telemetry, p),
+		Tracing:             tracing(c.Telemetry, c.NodeCluster),
+		LayeredRuntime:      p.runtime,
+		ClusterManager:      clusterManager(c.OutlierLog),
+		BootstrapExtensions: extensions(c),
+	}
+	for _, overlay := range c.Overlays {
+		if err := overlay.merge(b); err != nil {
+			return nil, err
+		}
 	}
 	if err := b.ValidateAll(); err != nil {
 		return nil, fmt.Errorf("bootstrap: the result is not a valid bootstrap: %w", err)
@@ -98,7 +129,8 @@ func orDefault(s, def string) string {
 }
 
 func staticResources(c Config, p parsed) *bootstrapv3.Bootstrap_StaticResources {
-	clusters := []*clusterv3.Cluster{grpcCluster(ClusterXDS, c.XDSSocket), grpcCluster(ClusterSDS, c.XDSSocket)}
+	clusters := append([]*clusterv3.Cluster{grpcCluster(ClusterXDS, c.XDSSocket)}, sdsClusters(c)...)
+	clusters = append(clusters, telemetryClusters(c.Telemetry)...)
 	var listeners []*listenerv3.Listener
 	if p.status != nil {
 		clusters = append(clusters, plainCluster(ClusterAgent, p.status))
@@ -107,19 +139,31 @@ func staticResources(c Config, p parsed) *bootstrapv3.Bootstrap_StaticResources 
 		listeners = append(listeners, readinessListener(p.ready))
 	}
 	if p.prometheus != nil {
-		clusters = append(clusters, plainCluster(ClusterPrometheus, pipe(c.AdminSocket)))
+		clusters = append(clusters, plainCluster(ClusterPrometheus, p.admin))
 		listeners = append(listeners, prometheusListener(p.prometheus))
 	}
 	return &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters, Listeners: listeners}
 }
 
-// admin listens on a socket that only Envoy's user can open: its requests need no authentication and can stop Envoy.
-func admin(socket string) *bootstrapv3.Admin {
-	return &bootstrapv3.Admin{
-		Address: &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: socket, Mode: 0o600}}},
-		// A gateway that is full must still be drained and asked how it is.
-		IgnoreGlobalConnLimit: true,
+// sdsClusters lead to whoever serves certificates. Other people's servers get no pings: gRPC closes connections that ping too often.
+func sdsClusters(c Config) []*clusterv3.Cluster {
+	own := orDefault(c.SDSSocket, c.XDSSocket)
+	clusters := []*clusterv3.Cluster{grpcCluster(ClusterSDS, own)}
+	if c.ForeignSDS != "" {
+		clusters = []*clusterv3.Cluster{foreignCluster(ClusterSDS, c.ForeignSDS), grpcCluster(ClusterSDSFiles, own)}
 	}
+	if c.OtherSDS != "" {
+		clusters = append(clusters, foreignCluster(ClusterSDSOther, c.OtherSDS))
+	}
+	return clusters
+}
+
+func admin(address *corev3.Address) *bootstrapv3.Admin {
+	if socket := address.GetPipe(); socket != nil {
+		address = &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: socket.GetPath(), Mode: 0o600}}}
+	}
+	// A gateway that is full must still be drained and asked how it is.
+	return &bootstrapv3.Admin{Address: address, IgnoreGlobalConnLimit: true}
 }
 
 func overload(maxConnections int) *overloadv3.OverloadManager {
@@ -132,6 +176,13 @@ func overload(maxConnections int) *overloadv3.OverloadManager {
 			MaxActiveDownstreamConnections: int64(maxConnections),
 		})},
 	}}}
+}
+
+func (l Locality) message() *corev3.Locality {
+	if l == (Locality{}) {
+		return nil
+	}
+	return &corev3.Locality{Region: l.Region, Zone: l.Zone, SubZone: l.SubZone}
 }
 
 func metadata(m map[string]any) (*structpb.Struct, error) {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 )
@@ -17,12 +18,17 @@ const maxSocketPath = 107
 
 // parsed is what check reads out of a Config; nil addresses are absent.
 type parsed struct {
-	metadata                  *structpb.Struct
-	status, ready, prometheus *corev3.Address
+	metadata                         *structpb.Struct
+	runtime                          *bootstrapv3.LayeredRuntime
+	admin, status, ready, prometheus *corev3.Address
+	statsd                           *corev3.Address
 }
 
 func check(c Config) (parsed, error) {
 	metadata, errMetadata := metadata(c.NodeMetadata)
+	runtime, errRuntime := layers(c.Runtime)
+	admin, errAdmin := adminAddress(c)
+	statsd, errStatsd := dialAddress("statsd address (--statsd)", c.Telemetry.Statsd)
 	status, errStatus := dialAddress("status address", c.StatusAddress)
 	ready, errReady := bindAddress("readiness address", c.ReadyAddress)
 	prometheus, errPrometheus := bindAddress("Prometheus address", c.PrometheusAddress)
@@ -30,16 +36,20 @@ func check(c Config) (parsed, error) {
 		required("node id (--node-id)", c.NodeID),
 		required("node cluster (--node-cluster)", c.NodeCluster),
 		errMetadata,
+		errRuntime,
 		checkSocket("xDS socket", c.XDSSocket),
-		checkSocket("Envoy's admin socket", c.AdminSocket),
+		optionalSocket("SDS socket", c.SDSSocket), optionalSocket("foreign SDS socket", c.ForeignSDS), optionalSocket("other SDS socket", c.OtherSDS),
+		errAdmin,
 		checkChoices(c),
-		errStatus, errReady, errPrometheus,
+		c.Telemetry.check(),
+		c.Statistics.check(),
+		errStatus, errReady, errPrometheus, errStatsd,
 		checkClashes(c),
 	)
 	if problems != nil {
 		return parsed{}, fmt.Errorf("bootstrap: %w", problems)
 	}
-	return parsed{metadata: metadata, status: status, ready: ready, prometheus: prometheus}, nil
+	return parsed{metadata: metadata, runtime: runtime, admin: admin, status: status, ready: ready, prometheus: prometheus, statsd: statsd}, nil
 }
 
 func checkChoices(c Config) error {
@@ -57,6 +67,25 @@ func checkChoices(c Config) error {
 		errs = append(errs, errors.New("the readiness listener needs the agent's status address (--status-address), which is empty"))
 	}
 	return errors.Join(errs...)
+}
+
+// adminAddress is a socket that only Envoy's user can open, or, by choice, an address that everybody on the host can use: the admin
+// asks nobody who he is, and can stop Envoy.
+func adminAddress(c Config) (*corev3.Address, error) {
+	if c.AdminAddress == "" {
+		return pipe(c.AdminSocket), checkSocket("Envoy's admin socket", c.AdminSocket)
+	}
+	if c.AdminSocket != "" {
+		return nil, fmt.Errorf("Envoy's admin has a socket %s and an address %s (--admin-address): give one", c.AdminSocket, c.AdminAddress)
+	}
+	return bindAddress("admin address (--admin-address)", c.AdminAddress)
+}
+
+func optionalSocket(what, path string) error {
+	if path == "" {
+		return nil
+	}
+	return checkSocket(what, path)
 }
 
 func required(what, value string) error {
@@ -133,6 +162,7 @@ func parseAddress(what, s string) (netip.AddrPort, error) {
 func checkClashes(c Config) error {
 	named := []struct{ what, address string }{
 		{"status address", c.StatusAddress}, {"readiness address", c.ReadyAddress}, {"Prometheus address", c.PrometheusAddress},
+		{"admin address", c.AdminAddress},
 	}
 	var errs []error
 	for i, a := range named {

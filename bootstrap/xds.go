@@ -64,14 +64,22 @@ func grpcService(cluster string) *corev3.GrpcService {
 	}}}
 }
 
+// grpcCluster leads to the agent. Its pings find an agent that hangs with its socket open.
 func grpcCluster(name, path string) *clusterv3.Cluster {
-	c := plainCluster(name, pipe(path))
+	return http2(plainCluster(name, pipe(path)), &corev3.KeepaliveSettings{
+		Interval: durationpb.New(keepaliveInterval),
+		Timeout:  durationpb.New(keepaliveTimeout),
+	})
+}
+
+func foreignCluster(name, path string) *clusterv3.Cluster {
+	return http2(plainCluster(name, pipe(path)), nil)
+}
+
+func http2(c *clusterv3.Cluster, keepalive *corev3.KeepaliveSettings) *clusterv3.Cluster {
 	h2 := &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
-			Http2ProtocolOptions: &corev3.Http2ProtocolOptions{ConnectionKeepalive: &corev3.KeepaliveSettings{
-				Interval: durationpb.New(keepaliveInterval),
-				Timeout:  durationpb.New(keepaliveTimeout),
-			}},
+			Http2ProtocolOptions: &corev3.Http2ProtocolOptions{ConnectionKeepalive: keepalive},
 		},
 	}
 	options := &httpv3.HttpProtocolOptions{

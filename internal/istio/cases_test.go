@@ -99,6 +99,7 @@ func TestBadInputIsToldOrRefused(t *testing.T) {
 		"STS":               {func(p *pod) { p.args = []string{"--stsPort", "15463"} }, "", "--stsPort is ignored"},
 		"tracer":            {func(p *pod) { p.env["PROXY_CONFIG"] = "tracing: {stackdriver: {}}" }, "", "tracing.stackdriver is ignored"},
 		"tracer's address":  {func(p *pod) { p.env["PROXY_CONFIG"] = "tracing: {zipkin: {address: zipkin}}" }, "", `"zipkin" is ignored: want HOST:PORT`},
+		"statsd":            {func(p *pod) { p.env["PROXY_CONFIG"] = "statsdUdpAddress: statsd:8125" }, "", "statsdUdpAddress"},
 		"template":          {func(p *pod) { p.env["PROXY_CONFIG"] = "customConfigFile: /x" }, "", "customConfigFile /x is ignored"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package istio
 
 import (
 	"net"
+	"net/netip"
 	"strings"
 
 	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
@@ -15,6 +16,10 @@ const hostIP = "$(HOST_IP)"
 func (m *mapping) mapTelemetry() {
 	t := &m.out.Telemetry
 	t.Statsd = m.serviceAddress("statsdUdpAddress", m.proxy.GetStatsdUdpAddress())
+	if _, err := netip.ParseAddrPort(t.Statsd); err != nil && t.Statsd != "" {
+		m.warn("ProxyConfig statsdUdpAddress %q is ignored: Envoy resolves no names for it, want IP:PORT", t.Statsd)
+		t.Statsd = ""
+	}
 	t.MetricsService = m.remote("envoyMetricsService", m.proxy.GetEnvoyMetricsService())
 	t.AccessLogService = m.remote("envoyAccessLogService", m.proxy.GetEnvoyAccessLogService())
 	m.mapTracing(t)
