@@ -185,6 +185,7 @@ func (d *download) resume() error {
 		}
 		d.why = err
 		if e := wrap("", false, err); e.Permanent() {
+			d.used++
 			break
 		}
 	}

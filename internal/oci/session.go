@@ -46,7 +46,11 @@ func (s *session) authorization(ctx context.Context, t *target) (string, error) 
 	if challenge == nil {
 		return "", nil
 	}
-	return s.prove(ctx, t, challenge, "")
+	value, err := s.prove(ctx, t, challenge, "")
+	if _, ok := errors.AsType[*tokenError](err); ok && ctx.Err() == nil {
+		return "", nil // the registry may name another token server by now
+	}
+	return value, err
 }
 
 // answer returns the header value that answers the challenge of a 401, which came although refused was sent; "": there is none.
@@ -123,7 +127,7 @@ func (s *session) bearer(ctx context.Context, t *target, challenge *transport.Ch
 	if auth.RegistryToken == "" {
 		got, err := exchange(ctx, t, challenge, auth, s.scope)
 		if err != nil {
-			s.keep(challenge, "", 0, auth)
+			s.keep(nil, "", 0, auth)
 			return "", err
 		}
 		token, lifetime = "Bearer "+got.Token, time.Duration(min(got.ExpiresIn, 1<<20))*time.Second
@@ -167,15 +171,16 @@ func (e *tokenError) Unwrap() error { return e.err }
 // exchange asks the token server that the challenge names. The library refuses realms on private addresses other than the registry's,
 // which in clusters are common; so it is told that the registry is where the realm is. The transport keeps the guard: see safehttp.
 func exchange(ctx context.Context, t *target, challenge *transport.Challenge, auth authn.AuthConfig, scope string) (*transport.Token, error) {
+	const unusable = "the registry names a token server that may not be asked"
 	realm, err := url.Parse(challenge.Parameters["realm"])
+	if err != nil {
+		return nil, broken(unusable)
+	}
+	registry, err := name.NewRegistry(realm.Host)
 	if err != nil || realm.Host == "" || realm.Scheme != "https" && realm.Scheme != "http" {
-		return nil, broken("the registry names a token server that may not be asked: %s", safehttp.OneLine(challenge.Parameters["realm"], 100))
+		return nil, broken(unusable+": %s", safehttp.OneLine(safehttp.Redact(realm), 100))
 	}
 	host := safehttp.OneLine(realm.Host, 100)
-	registry, err := name.NewRegistry(realm.Host)
-	if err != nil {
-		return nil, broken("the registry names a token server that may not be asked: %s", host)
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, tokenTimeout, fmt.Errorf("no answer within %v", tokenTimeout))
 	defer cancel()
 	asked := &transport.Challenge{Scheme: challenge.Scheme, Parameters: challenge.Parameters, Insecure: realm.Scheme == "http"}
