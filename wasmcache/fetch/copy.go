@@ -9,6 +9,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/gateway-agent/gateway-agent/internal/oci"
+	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 )
 
 // The bounds of what one reference may lead to.
@@ -44,7 +45,7 @@ func (c *Client) Copy(ctx context.Context, req Request, w *LayoutWriter, progres
 	k := &copier{from: repo, to: w, limits: c.limits, progress: progress, seen: map[v1.Hash]bool{}}
 	var result Result
 	err = w.transaction(op, func() error {
-		if err := k.copy(ctx, ref); err != nil {
+		if err := k.copy(ctx, ref, req.Digest); err != nil {
 			return err
 		}
 		result, err = k.verify(ctx, r)
@@ -71,8 +72,15 @@ type copier struct {
 	done, total   int64
 }
 
-func (k *copier) copy(ctx context.Context, ref Reference) error {
-	first, err := k.walk(ctx, ref.image.Identifier(), maxDepth+1)
+func (k *copier) copy(ctx context.Context, ref Reference, digest string) error {
+	identifier := ref.image.Identifier()
+	if digest != "" && !ref.Fixed() {
+		if _, err := v1.NewHash(digest); err != nil {
+			return format("%s is not a digest", safehttp.OneLine(digest, 100))
+		}
+		identifier = digest
+	}
+	first, err := k.walk(ctx, identifier, maxDepth+1)
 	if err != nil {
 		return err
 	}

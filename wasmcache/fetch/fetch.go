@@ -73,6 +73,8 @@ type Request struct {
 	SHA256 string
 	// PullSecret is a docker configuration (JSON) for the registry; nil: this machine's credentials.
 	PullSecret []byte
+	// Digest, for Copy, is "sha256:…" of the manifest or index that a tag is taken to mean, whatever the registry says by now; "": it is asked.
+	Digest string
 }
 
 // Resolved is a module that was found, before it is downloaded.
