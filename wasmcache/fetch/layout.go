@@ -156,16 +156,38 @@ func (l *Layout) References() []string {
 	return slices.Compact(urls)
 }
 
-// Unnamed are the digests of entries without a full reference: tools like skopeo may write a tag only, or nothing.
+// Unnamed are the digests of images without a full reference, unless they are part of another: tools like skopeo may write a tag only,
+// or nothing.
 func (l *Layout) Unnamed() []string {
+	parts := l.parts()
 	var digests []string
 	for _, r := range l.roots {
-		if r.url == "" {
+		if r.url == "" && !parts[r.Digest] {
 			digests = append(digests, r.Digest.String())
 		}
 	}
 	slices.Sort(digests)
 	return slices.Compact(digests)
+}
+
+// parts are the children of the indexes in the layout: some tools list them beside these.
+func (l *Layout) parts() map[v1.Hash]bool {
+	parts := map[v1.Hash]bool{}
+	for i, r := range l.roots {
+		if i == maxManifests || r.MediaType != "" && !r.MediaType.IsIndex() {
+			continue
+		}
+		got, err := l.Manifest(context.Background(), r.Digest.String())
+		if err != nil {
+			continue
+		}
+		if doc, err := parseManifest(got); err == nil && doc.isIndex() {
+			for _, child := range doc.Manifests {
+				parts[child.Digest] = true
+			}
+		}
+	}
+	return parts
 }
 
 // Name gives the entry with that digest the reference url. It is for entries that are Unnamed, and must not be called while the layout

@@ -279,14 +279,19 @@ func (s *dirStage) commit() error {
 // swap exchanges the old layout and the new one, at once where the system can.
 func (s *dirStage) swap() error {
 	err := exchange(s.temp, s.target)
-	if err == nil || !errors.Is(err, errors.ErrUnsupported) {
+	if errors.Is(err, errors.ErrUnsupported) {
+		return replace(s.temp, s.target)
+	}
+	return err
+}
+
+// replace does it in two steps, between which there is nothing at target.
+func replace(temp, target string) error {
+	if err := os.Rename(target, temp+aside); err != nil {
 		return err
 	}
-	if err := os.Rename(s.target, s.temp+aside); err != nil {
-		return err
-	}
-	if err := os.Rename(s.temp, s.target); err != nil {
-		return errors.Join(err, os.Rename(s.temp+aside, s.target))
+	if err := os.Rename(temp, target); err != nil {
+		return errors.Join(err, os.Rename(temp+aside, target))
 	}
 	return nil
 }
