@@ -161,7 +161,9 @@ func parseAddress(what, s string) (netip.AddrPort, error) {
 // and each get a part of the connections.
 func checkClashes(c Config) error {
 	named := []struct{ what, address string }{
-		{"status address", c.StatusAddress}, {"readiness address", c.ReadyAddress}, {"Prometheus address", c.PrometheusAddress},
+		{"status address", c.StatusAddress},
+		{"readiness address", c.ReadyAddress},
+		{"Prometheus address", c.PrometheusAddress},
 		{"admin address", c.AdminAddress},
 	}
 	var errs []error

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"time"
 )
@@ -19,21 +20,25 @@ const (
 	maxAdminText   = 1 << 10          // bytes of an answer that are kept for an error's text
 )
 
-// Admin is a client of Envoy's admin API on its unix socket. Envoy answers on its main thread: while that loads a large module it
+// Admin is a client of Envoy's admin API on a unix socket or a TCP address. Envoy answers on its main thread: while that loads a large module it
 // does not answer for many seconds, and serves traffic all the same. Its methods may be called from any goroutine.
 type Admin struct {
-	socket string
-	client *http.Client
+	address string
+	client  *http.Client
 }
 
-// NewAdmin makes a client; it does not connect.
-func NewAdmin(socket string) *Admin {
+// NewAdmin makes a client for a socket's absolute path or HOST:PORT; it does not connect.
+func NewAdmin(address string) *Admin {
+	network := "tcp"
+	if filepath.IsAbs(address) {
+		network = "unix"
+	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
-		return d.DialContext(ctx, "unix", socket)
+		return d.DialContext(ctx, network, address)
 	}
 	// One connection per request: a kept one would be to the Envoy before a restart.
-	return &Admin{socket: socket, client: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &Admin{address: address, client: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
 // Get asks for a path, such as "/config_dump". The body is the caller's to close; it fails when ctx ends (after a minute without
@@ -55,9 +60,32 @@ func (a *Admin) Post(ctx context.Context, path string) error {
 	return nil
 }
 
-// PrometheusMetrics is Envoy's statistics in the Prometheus text format, without those never touched.
-func (a *Admin) PrometheusMetrics(ctx context.Context) (io.ReadCloser, error) {
-	return a.do(ctx, http.MethodGet, "/stats/prometheus?usedonly", metricsTimeout)
+// PrometheusMetrics is Envoy's statistics in the Prometheus text format. The query chooses among them, as Envoy documents it;
+// without one, those never touched are left out.
+func (a *Admin) PrometheusMetrics(ctx context.Context, query url.Values) (io.ReadCloser, error) {
+	if query == nil {
+		query = url.Values{"usedonly": {""}}
+	}
+	return a.do(ctx, http.MethodGet, "/stats/prometheus?"+query.Encode(), metricsTimeout)
+}
+
+// Listeners are the names of the listeners that Envoy has.
+func (a *Admin) Listeners(ctx context.Context) ([]string, error) {
+	body, err := a.do(ctx, http.MethodGet, "/listeners", adminTimeout)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	var names []string
+	for line, err := range lines(body) {
+		if err != nil {
+			return nil, fmt.Errorf("envoy admin GET /listeners: %w", err)
+		}
+		if name, _, ok := strings.Cut(line, "::"); ok {
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
 
 // State is what Envoy says of itself: StatePreInitializing, StateInitializing, StateLive or StateDraining.
@@ -118,7 +146,7 @@ func (a *Admin) send(ctx context.Context, method, path string, timeout time.Dura
 			err = u.Err // without the made-up URL
 		}
 		cancel()
-		return nil, nil, fmt.Errorf("envoy admin %s %s on %s: %w", method, path, a.socket, err)
+		return nil, nil, fmt.Errorf("envoy admin %s %s on %s: %w", method, path, a.address, err)
 	}
 	return resp, cancel, nil
 }

@@ -48,7 +48,7 @@ func TestAdmin(t *testing.T) {
 	if diff := cmp.Diff(map[string]uint64{"server.live": 1, "server.state": 0}, gauges); err != nil || diff != "" {
 		t.Errorf("Gauges (-want +got): %v\n%s", err, diff)
 	}
-	metrics, err := a.PrometheusMetrics(ctx)
+	metrics, err := a.PrometheusMetrics(ctx, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,14 +28,11 @@ var (
 func (s *Supervisor) drain(ctx context.Context, p *process) error {
 	began := time.Now()
 	deadline := began.Add(s.c.DrainTimeout)
-	s.update(func(st *Status) { st.draining(began, deadline) })
-	if s.c.OnDrain != nil {
-		s.c.OnDrain()
-	}
+	told := s.beginDrain(began, deadline)
 	s.log.Info("envoy stopping", "pid", p.pid, "delay", s.c.DrainDelay, "timeout", s.c.DrainTimeout)
 
 	patience, done := s.patience(ctx, p, deadline)
-	reason := s.drainPhases(patience, p, began)
+	reason := s.drainPhases(patience, p, told)
 	done()
 	if errors.Is(reason, errGone) {
 		<-p.exited
@@ -44,6 +41,58 @@ func (s *Supervisor) drain(ctx context.Context, p *process) error {
 	s.end(ctx, p, reason)
 	s.log.Info("envoy stopped", "pid", p.pid, "took", time.Since(began).Round(time.Millisecond))
 	return nil
+}
+
+// beginDrain makes readiness fail and returns since when it does: an announcement may have come before the stop.
+func (s *Supervisor) beginDrain(began, deadline time.Time) time.Time {
+	told := began
+	s.update(func(st *Status) {
+		if st.Drain != nil && st.Drain.Deadline.IsZero() {
+			told = st.Drain.Since
+		}
+		st.draining(told, deadline)
+	})
+	if s.c.OnDrain != nil && told.Equal(began) {
+		s.c.OnDrain()
+	}
+	return told
+}
+
+// Announce begins a stop that somebody else will ask for: readiness fails and every response asks its client to close, while
+// connections are accepted and everything is served. A stop that follows counts its delay from here. It returns when Envoy knows.
+func (s *Supervisor) Announce(ctx context.Context) error {
+	s.announce.Lock()
+	defer s.announce.Unlock()
+	first := false
+	s.update(func(st *Status) {
+		if first = st.Drain == nil; first {
+			st.draining(time.Now(), time.Time{})
+		}
+	})
+	if first {
+		if s.c.OnDrain != nil {
+			s.c.OnDrain()
+		}
+		s.log.Info("drain announced, envoy goes on accepting")
+	}
+	if s.Status().PID == 0 {
+		return nil // the next process is told
+	}
+	return s.insist(ctx, "/healthcheck/fail")
+}
+
+// remind tells a process that became LIVE after an announcement.
+func (s *Supervisor) remind(ctx context.Context) {
+	s.announce.Lock()
+	defer s.announce.Unlock()
+	if s.Status().Drain == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	if err := s.admin.Post(ctx, "/healthcheck/fail"); err != nil {
+		s.log.Warn("envoy cannot be told of the drain that was announced", "err", err)
+	}
 }
 
 // patience ends at the deadline, when Stop is called and when Envoy has ended; its cause says which. done must be called.
@@ -94,7 +143,7 @@ func (s *Supervisor) hasServed(ctx context.Context, p *process) bool {
 	}
 	asked := time.Now()
 	state, err := s.askState(ctx)
-	s.observe(p, asked, state, err)
+	_ = s.observe(p, asked, state, err)
 	return p.live.Load()
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -184,9 +186,14 @@ func TestCrashWhileDraining(t *testing.T) {
 
 // TestStubbornProcess: what stands for Envoy never answers and ignores SIGTERM, and so does its child.
 func TestStubbornProcess(t *testing.T) {
-	file := script(t, `trap "" TERM; while :; do sleep 0.1; done`)
-	r := run(t, Config{Path: file, Bootstrap: "b", AdminSocket: "/nonexistent", KillGrace: 200 * time.Millisecond})
+	deaf := filepath.Join(t.TempDir(), "deaf")
+	file := script(t, `trap "" TERM; : > `+deaf+`; while :; do sleep 0.1; done`)
+	r := run(t, Config{Path: file, Bootstrap: "b", Admin: "/nonexistent", KillGrace: 200 * time.Millisecond})
 	st := r.awaitState(StateStarting)
+	eventually(t, 5*time.Second, "deafness to SIGTERM", func() bool {
+		_, err := os.Stat(deaf)
+		return err == nil
+	})
 	began := time.Now()
 	r.stop()
 	if err := r.await(2 * time.Second); err != nil {

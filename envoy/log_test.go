@@ -84,7 +84,7 @@ func TestSlowLoggerDoesNotBlockEnvoy(t *testing.T) {
 	var out syncBuffer
 	h := stuck{slog.NewTextHandler(&out, nil), make(chan struct{})}
 	r := run(t, Config{
-		Path: script(t, `seq -f "line %.0f" 100000 >&2; touch `+done+`; exec sleep 60`), Bootstrap: "b", AdminSocket: "/nonexistent",
+		Path: script(t, `seq -f "line %.0f" 100000 >&2; touch `+done+`; exec sleep 60`), Bootstrap: "b", Admin: "/nonexistent",
 		Log: slog.New(h),
 	})
 	eventually(t, 10*time.Second, "the file", func() bool { _, err := os.Stat(done); return err == nil })
@@ -102,7 +102,7 @@ func TestSlowLoggerDoesNotBlockEnvoy(t *testing.T) {
 
 func TestStdoutIsPassedOn(t *testing.T) {
 	var out syncBuffer
-	r := run(t, Config{Path: script(t, "echo access; exit 1"), Bootstrap: "b", AdminSocket: "/nonexistent", Restarts: -1, Stdout: &out})
+	r := run(t, Config{Path: script(t, "echo access; exit 1"), Bootstrap: "b", Admin: "/nonexistent", Restarts: -1, Stdout: &out})
 	if err := r.await(5 * time.Second); err == nil || out.String() != "access\n" {
 		t.Errorf("Run = %v, stdout %q; want an error and `access`", err, out.String())
 	}

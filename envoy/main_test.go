@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // agent runs Envoy until it is killed, and prints Envoy's pid.
 func agent(bootstrap, admin string) int {
-	s, err := New(Config{Path: envoyBinary, Bootstrap: bootstrap, AdminSocket: admin})
+	s, err := New(Config{Path: envoyBinary, Bootstrap: bootstrap, Admin: admin})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
@@ -198,7 +198,7 @@ func run(t *testing.T, c Config) *running {
 
 func (r *rig) run(t *testing.T, change func(*Config)) *running {
 	t.Helper()
-	c := Config{Path: envoyBinary, Bootstrap: r.bootstrap, AdminSocket: r.admin, Concurrency: 2}
+	c := Config{Path: envoyBinary, Bootstrap: r.bootstrap, Admin: r.admin, Concurrency: 2}
 	if change != nil {
 		change(&c)
 	}

@@ -84,6 +84,7 @@ type process struct {
 	handle  *os.Process
 	live    atomic.Bool   // it has been LIVE
 	asked   atomic.Bool   // the agent told it to end
+	filled  bool          // it has had its listeners; only its poll looks
 	exited  chan struct{} // closed when exit is set and everything the process had is gone
 	exit    Exit
 }

@@ -119,7 +119,7 @@ func TestExitZeroIsACrash(t *testing.T) {
 }
 
 func TestNoSuchBinary(t *testing.T) {
-	r := run(t, Config{Path: "/nonexistent/envoy", Bootstrap: "b", AdminSocket: "a"})
+	r := run(t, Config{Path: "/nonexistent/envoy", Bootstrap: "b", Admin: "a"})
 	if err := r.await(time.Second); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "/nonexistent/envoy") {
 		t.Errorf("Run without a binary = %v; want an error that names it", err)
 	}
@@ -127,7 +127,7 @@ func TestNoSuchBinary(t *testing.T) {
 
 func TestBinaryGoneAtRestart(t *testing.T) {
 	file := script(t, `rm "$0"; exit 3`)
-	r := run(t, Config{Path: file, Bootstrap: "b", AdminSocket: filepath.Join(t.TempDir(), "a"), Restarts: 2})
+	r := run(t, Config{Path: file, Bootstrap: "b", Admin: filepath.Join(t.TempDir(), "a"), Restarts: 2})
 	err := r.await(5 * time.Second)
 	if crash, ok := errors.AsType[*CrashError](err); !ok || crash.Crashes != 3 || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("Run of a binary that vanishes = %v; want a CrashError that says so", err)
@@ -136,7 +136,7 @@ func TestBinaryGoneAtRestart(t *testing.T) {
 
 func TestStopDuringBackoff(t *testing.T) {
 	t.Parallel()
-	r := run(t, Config{Path: script(t, "exit 3"), Bootstrap: "b", AdminSocket: filepath.Join(t.TempDir(), "a"), Restarts: 1000})
+	r := run(t, Config{Path: script(t, "exit 3"), Bootstrap: "b", Admin: filepath.Join(t.TempDir(), "a"), Restarts: 1000})
 	eventually(t, 10*time.Second, "a long backoff", func() bool {
 		st := r.Status()
 		return st.State == StateBackoff && time.Until(st.RestartAt) > time.Second
@@ -223,7 +223,7 @@ func TestProcessGroupOfItsOwn(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	s, err := New(Config{Path: "e", Bootstrap: "b.json", AdminSocket: "a", Concurrency: 3, LogLevel: "debug", Args: []string{"--x"}})
+	s, err := New(Config{Path: "e", Bootstrap: "b.json", Admin: "a", Concurrency: 3, LogLevel: "debug", Args: []string{"--x"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,12 +239,12 @@ func TestArguments(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	good := Config{Path: "e", Bootstrap: "b", AdminSocket: "a"}
+	good := Config{Path: "e", Bootstrap: "b", Admin: "a"}
 	for want, change := range map[string]func(*Config){
 		"no binary given":      func(c *Config) { c.Path = "" },
 		"no bootstrap file":    func(c *Config) { c.Bootstrap = "" },
-		"no admin socket":      func(c *Config) { c.AdminSocket = "" },
-		"--run-dir":            func(c *Config) { c.AdminSocket = "/" + strings.Repeat("x", 107) },
+		"no admin socket":      func(c *Config) { c.Admin = "" },
+		"--run-dir":            func(c *Config) { c.Admin = "/" + strings.Repeat("x", 107) },
 		`log level "loud"`:     func(c *Config) { c.LogLevel = "loud" },
 		"concurrency -1":       func(c *Config) { c.Concurrency = -1 },
 		"duration is negative": func(c *Config) { c.DrainDelay = -1 },

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,6 +59,7 @@ type Status struct {
 	Epoch     int       `json:"epoch"`         // counts the processes of this agent from 0; -1 before the first
 	StartedAt time.Time `json:"started_at,omitzero"`
 	LiveAt    time.Time `json:"live_at,omitzero"`    // when this process was first seen LIVE
+	Filled    bool      `json:"filled"`              // this process is or was LIVE with as many listeners as it should have
 	RestartAt time.Time `json:"restart_at,omitzero"` // in StateBackoff
 	Restarts  int       `json:"restarts"`
 	LastExit  *Exit     `json:"last_exit,omitempty"` // the last crash
@@ -70,7 +73,7 @@ type Status struct {
 type Drain struct {
 	Phase    string    `json:"phase"`
 	Since    time.Time `json:"since"`
-	Deadline time.Time `json:"deadline"`
+	Deadline time.Time `json:"deadline,omitzero"` // zero: announced, not begun
 	Load               // what was last seen in flight; in PhaseEnding: what was cut
 }
 
@@ -111,7 +114,7 @@ func (s *Supervisor) update(f func(*Status)) {
 
 func (st *Status) started(p *process) {
 	st.State, st.PID, st.StartedAt = StateStarting, p.pid, p.started
-	st.LiveAt, st.RestartAt, st.AdminUnresponsiveSince = time.Time{}, time.Time{}, time.Time{}
+	st.LiveAt, st.RestartAt, st.AdminUnresponsiveSince, st.Filled = time.Time{}, time.Time{}, time.Time{}, false
 	st.Epoch++
 }
 
@@ -139,7 +142,7 @@ func (st *Status) crashed(e Exit, wait time.Duration) {
 }
 
 func (st *Status) stopped() {
-	st.State, st.PID = StateStopped, 0
+	st.State, st.PID, st.Filled = StateStopped, 0, false
 	st.StartedAt, st.LiveAt, st.RestartAt, st.AdminUnresponsiveSince = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 }
 
@@ -151,7 +154,10 @@ func (s *Supervisor) poll(ctx context.Context, p *process) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.observe(p, asked, state, err)
+		if s.observe(p, asked, state, err) {
+			s.remind(ctx)
+		}
+		s.fill(ctx, p)
 		timer := time.NewTimer(s.pollInterval(p))
 		select {
 		case <-timer.C:
@@ -173,7 +179,7 @@ func (s *Supervisor) askState(ctx context.Context) (State, error) {
 
 func (s *Supervisor) pollInterval(p *process) time.Duration {
 	switch {
-	case p.live.Load():
+	case p.live.Load() && p.filled:
 		return pollLive
 	case time.Since(p.started) < startingFor:
 		return pollStarting
@@ -181,8 +187,27 @@ func (s *Supervisor) pollInterval(p *process) time.Duration {
 	return pollWaiting
 }
 
-// observe takes an answer. A state stays until Envoy says another one, whatever becomes of its admin.
-func (s *Supervisor) observe(p *process, asked time.Time, state State, err error) {
+// fill looks whether p has the listeners it should have; once it had, it stays filled, whatever becomes of them.
+func (s *Supervisor) fill(ctx context.Context, p *process) {
+	if p.filled || !p.live.Load() {
+		return
+	}
+	if s.c.MinListeners > 0 {
+		ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+		defer cancel()
+		names, err := s.admin.Listeners(ctx)
+		own := func(name string) bool { return strings.HasPrefix(name, s.c.OwnPrefix) }
+		if err != nil || len(slices.DeleteFunc(names, own)) < s.c.MinListeners {
+			return
+		}
+	}
+	p.filled = true
+	s.update(func(st *Status) { st.Filled = st.PID == p.pid })
+}
+
+// observe takes an answer and tells whether p has just become LIVE. A state stays until Envoy says another one, whatever becomes of
+// its admin.
+func (s *Supervisor) observe(p *process, asked time.Time, state State, err error) bool {
 	s.mu.Lock()
 	silent := time.Duration(0)
 	st := &s.status
@@ -210,6 +235,7 @@ func (s *Supervisor) observe(p *process, asked time.Time, state State, err error
 	if warn {
 		s.log.Warn("envoy's main thread does not answer, traffic may still flow", "pid", p.pid, "since", silent.Round(time.Second), "err", err)
 	}
+	return becameLive
 }
 
 var (

@@ -38,7 +38,7 @@ type Config struct {
 	Path        string   // the Envoy binary, as Find returns it; required
 	Version     string   // what ReadVersion said, for the status; default unknown
 	Bootstrap   string   // the bootstrap file; read again at each restart; required
-	AdminSocket string   // the unix socket that the bootstrap gives the admin, at most 107 bytes; required
+	Admin       string   // where the bootstrap puts the admin: a unix socket's absolute path, at most 107 bytes, or HOST:PORT; required
 	Concurrency int      // worker threads; 0 = Envoy's choice
 	LogLevel    string   // Envoy's level at start, one of its own names; default "warning"
 	Args        []string // more arguments, after our own
@@ -73,6 +73,10 @@ type Config struct {
 	Restarts      int
 	RestartWindow time.Duration // default 1 minute
 
+	// MinListeners is how many listeners, without the agent's own, a process must have had at once before Status calls it Filled.
+	// Default 0: none.
+	MinListeners int
+
 	// HungAfter is how long the admin may not answer before Hung says so. Default 1 minute: loading a module can take half of that.
 	HungAfter time.Duration
 }
@@ -86,6 +90,7 @@ type Supervisor struct {
 
 	stopOnce sync.Once
 	stopping chan struct{} // closed by Stop
+	announce sync.Mutex    // held by Announce and while a new process is told the same
 
 	mu       sync.Mutex
 	status   Status
@@ -100,7 +105,7 @@ func New(c Config) (*Supervisor, error) {
 	if err := check(c); err != nil {
 		return nil, fmt.Errorf("envoy: %w", err)
 	}
-	s := &Supervisor{c: c, log: c.Log, admin: NewAdmin(c.AdminSocket), stopping: make(chan struct{}), level: c.LogLevel}
+	s := &Supervisor{c: c, log: c.Log, admin: NewAdmin(c.Admin), stopping: make(chan struct{}), level: c.LogLevel}
 	s.c.Log = c.Log.With("component", "envoy")
 	s.status = Status{Path: c.Path, Version: c.Version, State: StateStopped, Epoch: -1}
 	s.restarts = map[string]uint64{reasonExit: 0, reasonSignal: 0, reasonKilled: 0, reasonOOM: 0}
@@ -146,13 +151,16 @@ func check(c Config) error {
 	if c.Bootstrap == "" {
 		fail("no bootstrap file given")
 	}
-	if n := len(c.AdminSocket); n == 0 {
-		fail("no admin socket given")
+	if n := len(c.Admin); n == 0 {
+		fail("no admin socket or address given")
 	} else if n > maxSocketPath {
-		fail("admin socket %s has %d bytes, a unix socket allows %d: choose a shorter --run-dir", c.AdminSocket, n, maxSocketPath)
+		fail("admin socket %s has %d bytes, a unix socket allows %d: choose a shorter --run-dir", c.Admin, n, maxSocketPath)
 	}
 	if !slices.Contains(logLevels, c.LogLevel) {
 		fail("log level %q is not one of Envoy's: %v", c.LogLevel, logLevels)
+	}
+	if c.MinListeners < 0 {
+		fail("at least %d listeners: use 0 or a positive number", c.MinListeners)
 	}
 	if c.Concurrency < 0 {
 		fail("concurrency %d: use 0 for Envoy's choice, or a positive number", c.Concurrency)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -115,7 +116,7 @@ func TestRealEnvoy(t *testing.T) {
 	}
 
 	c := testConfig("")
-	c.EnvoyMetrics = func(ctx context.Context) (io.ReadCloser, error) { return envoyText(ctx, admin) }
+	c.EnvoyMetrics = func(ctx context.Context, _ url.Values) (io.ReadCloser, error) { return envoyText(ctx, admin) }
 	got := scrape(t, c)
 	for name, family := range want {
 		if len(got[name].GetMetric()) < len(family.GetMetric()) || got[name].GetType() != family.GetType() {

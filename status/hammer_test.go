@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,7 +33,7 @@ func TestHammer(t *testing.T) {
 		Ready: checks, Live: checks, Gatherer: registry,
 		Status: func(context.Context) any { return map[string]any{"turn": turn.Load()} },
 		Debug:  map[string]func() any{"x": func() any { return turn.Load() }},
-		EnvoyMetrics: func(context.Context) (io.ReadCloser, error) {
+		EnvoyMetrics: func(context.Context, url.Values) (io.ReadCloser, error) {
 			text := strings.NewReader("# TYPE e counter\ne 1\n# TYPE gateway_agent_asked_total counter\ngateway_agent_asked_total{of=\"envoy\"} 1\n")
 			switch turn.Add(1) % 3 {
 			case 0:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -47,7 +48,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return
 	}
-	scrapes, err := s.envoyFamilies(ctx, out)
+	scrapes, err := s.envoyFamilies(ctx, out, queryOf(r))
 	if errors.Is(err, errCut) {
 		s.config.Log.Warn("envoy's metrics broke off within a large family, the scrape is given up", "err", err)
 		panic(http.ErrAbortHandler) // the scraper must not take a part of a family for the whole
@@ -56,11 +57,11 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 }
 
 // envoyFamilies writes Envoy's families and returns the agent's metrics about that.
-func (s *Server) envoyFamilies(ctx context.Context, out *exposition) ([]*dto.MetricFamily, error) {
+func (s *Server) envoyFamilies(ctx context.Context, out *exposition, query url.Values) ([]*dto.MetricFamily, error) {
 	if s.config.EnvoyMetrics == nil {
 		return nil, nil
 	}
-	err := s.copyEnvoy(ctx, out)
+	err := s.copyEnvoy(ctx, out, query)
 	ok := 1.0
 	if err != nil {
 		ok = 0
@@ -75,8 +76,8 @@ func (s *Server) envoyFamilies(ctx context.Context, out *exposition) ([]*dto.Met
 	}, err
 }
 
-func (s *Server) copyEnvoy(ctx context.Context, out *exposition) error {
-	body, err := s.config.EnvoyMetrics(ctx)
+func (s *Server) copyEnvoy(ctx context.Context, out *exposition, query url.Values) error {
+	body, err := s.config.EnvoyMetrics(ctx, query)
 	if err != nil {
 		return err
 	}
@@ -85,6 +86,14 @@ func (s *Server) copyEnvoy(ctx context.Context, out *exposition) error {
 	defer stop()
 	err = splitFamilies(&limited{r: body, left: maxEnvoyText}, out.most(), out.envoy)
 	return errors.Join(err, context.Cause(ctx))
+}
+
+// queryOf is the scraper's query, for Envoy; nil without one. Pairs that cannot be read are left out.
+func queryOf(r *http.Request) url.Values {
+	if r.URL.RawQuery == "" {
+		return nil
+	}
+	return r.URL.Query()
 }
 
 // limited ends with an error, unlike io.LimitedReader: a part must not pass for the whole.

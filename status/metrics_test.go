@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,7 +22,7 @@ import (
 // withEnvoy is a configuration whose Envoy has these metrics, followed by an error if there is one.
 func withEnvoy(text string, broken error) Config {
 	c := testConfig("")
-	c.EnvoyMetrics = func(context.Context) (io.ReadCloser, error) {
+	c.EnvoyMetrics = func(context.Context, url.Values) (io.ReadCloser, error) {
 		var body io.Reader = strings.NewReader(text)
 		if broken != nil {
 			body = io.MultiReader(body, failing{broken})
@@ -127,7 +128,7 @@ func TestMergedMetrics(t *testing.T) {
 
 func TestEnvoyUnreachable(t *testing.T) {
 	c := testConfig("")
-	c.EnvoyMetrics = func(context.Context) (io.ReadCloser, error) { return nil, errors.New("connection refused") }
+	c.EnvoyMetrics = func(context.Context, url.Values) (io.ReadCloser, error) { return nil, errors.New("connection refused") }
 	families := scrape(t, c)
 	if values(families["gateway_agent_up"])[""] != 1 || values(families[envoyScrapeOK])[""] != 0 {
 		t.Errorf("families %v, want the agent's own", families)
@@ -183,7 +184,7 @@ func (e endless) Read(p []byte) (int, error) {
 
 func TestEndlessLine(t *testing.T) {
 	c := testConfig("")
-	c.EnvoyMetrics = func(context.Context) (io.ReadCloser, error) { return io.NopCloser(endless("x")), nil }
+	c.EnvoyMetrics = func(context.Context, url.Values) (io.ReadCloser, error) { return io.NopCloser(endless("x")), nil }
 	if families := scrape(t, c); values(families[envoyScrapeOK])[""] != 0 {
 		t.Error("scrape_ok = 1 with a line that never ends")
 	}
@@ -256,9 +257,9 @@ func TestFormats(t *testing.T) {
 
 // While Envoy's admin stalls, a scrape ends within the scraper's time with the agent's metrics, and readiness is as quick as ever.
 func TestStalledEnvoy(t *testing.T) {
-	for name, stalled := range map[string]func(context.Context) (io.ReadCloser, error){
-		"before it answers": func(ctx context.Context) (io.ReadCloser, error) { <-ctx.Done(); return nil, ctx.Err() },
-		"within its answer": func(context.Context) (io.ReadCloser, error) {
+	for name, stalled := range map[string]func(context.Context, url.Values) (io.ReadCloser, error){
+		"before it answers": func(ctx context.Context, _ url.Values) (io.ReadCloser, error) { <-ctx.Done(); return nil, ctx.Err() },
+		"within its answer": func(context.Context, url.Values) (io.ReadCloser, error) {
 			r, w := io.Pipe()
 			go w.Write([]byte("# TYPE a gauge\na 1\n# TYPE b gauge\nb 1\n"))
 			return r, nil // ends only when it is closed
@@ -298,7 +299,7 @@ func TestStalledEnvoy(t *testing.T) {
 func TestTooManyScrapes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := testConfig("")
-		c.EnvoyMetrics = func(ctx context.Context) (io.ReadCloser, error) { <-ctx.Done(); return nil, ctx.Err() }
+		c.EnvoyMetrics = func(ctx context.Context, _ url.Values) (io.ReadCloser, error) { <-ctx.Done(); return nil, ctx.Err() }
 		h := newServer(t, c).Public()
 		codes := make(chan int)
 		for range maxScrapes + 2 {

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -30,15 +31,24 @@ type Check struct {
 
 // Config is what the pages show. The functions are called for every request, from several goroutines, and must answer from memory.
 type Config struct {
-	Ready        func(ctx context.Context) []Check                // required
-	Live         func(ctx context.Context) []Check                // required
-	Status       func(ctx context.Context) any                    // GET /status on the control socket, as JSON; required
-	Debug        map[string]func() any                            // GET /debug/<name> on the control socket, as JSON
-	Gatherer     prometheus.Gatherer                              // the agent's own metrics; required
-	EnvoyMetrics func(ctx context.Context) (io.ReadCloser, error) // Envoy's metrics as Prometheus text; nil: none
-	LogLevel     func() string                                    // GET /loglevel; required
-	SetLogLevel  func(ctx context.Context, level string) error    // PUT /loglevel; required
-	Log          *slog.Logger                                     // default: discards
+	Ready       func(ctx context.Context) []Check             // required
+	Live        func(ctx context.Context) []Check             // required
+	Status      func(ctx context.Context) any                 // GET /status on the control socket, as JSON; required
+	Debug       map[string]func() any                         // GET /debug/<name> on the control socket, as JSON
+	Gatherer    prometheus.Gatherer                           // the agent's own metrics; required
+	LogLevel    func() string                                 // GET /loglevel; required
+	SetLogLevel func(ctx context.Context, level string) error // PUT /loglevel; required
+
+	// EnvoyMetrics are Envoy's metrics as Prometheus text; the query is the scraper's, nil without one. nil: none.
+	EnvoyMetrics func(ctx context.Context, query url.Values) (io.ReadCloser, error)
+	MetricsLocal bool // metrics are for loopback only, on Public
+
+	// Quit asks the agent to stop, Drain to tell clients and load balancers that it soon will: POST /quitquitquit and POST /drain on
+	// Public, from loopback only. nil: no such page.
+	Quit  func()
+	Drain func(ctx context.Context) error
+
+	Log *slog.Logger // default: discards
 }
 
 // Server makes the pages. It is safe for concurrent use.
@@ -65,12 +75,32 @@ func New(c Config) (*Server, error) {
 	return &Server{config: c, scrapes: make(chan struct{}, maxScrapes)}, nil
 }
 
-// Public has the pages that may be asked from outside: health and metrics, nothing that tells of the configuration.
-func (s *Server) Public() http.Handler { return s.mux(publicIndex) }
+// Public has the pages that may be asked from outside: health and metrics, nothing that tells of the configuration. What changes
+// something is for processes of this host alone.
+func (s *Server) Public() http.Handler {
+	metrics := s.metrics
+	if s.config.MetricsLocal {
+		metrics = local(s.metrics)
+	}
+	mux := s.mux(publicIndex, metrics)
+	if s.config.Quit != nil {
+		mux.HandleFunc("/quitquitquit", local(post(s.quit)))
+	}
+	if s.config.Drain != nil {
+		mux.HandleFunc("/drain", local(post(s.drain)))
+	}
+	// istioctl asks for the name table of the DNS server that this agent has not.
+	mux.HandleFunc("GET /debug/ndsz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, "{}")
+	})
+	return mux
+}
 
 // Control has the pages for the control socket: those of Public and everything else.
 func (s *Server) Control() http.Handler {
-	mux := s.mux(append(slices.Clone(publicIndex), s.controlIndex()...))
+	mux := s.mux(append(slices.Clone(publicIndex), s.controlIndex()...), s.metrics)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.config.Status(r.Context())) })
 	for name, view := range s.config.Debug {
 		mux.HandleFunc("GET /debug/"+name, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, view()) })
@@ -102,13 +132,13 @@ func index(w http.ResponseWriter, paths []string) {
 	plain(w, http.StatusOK, strings.Join(paths, "\n"))
 }
 
-func (s *Server) mux(paths []string) *http.ServeMux {
+func (s *Server) mux(paths []string, metrics http.HandlerFunc) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", func(w http.ResponseWriter, r *http.Request) { brief(w, s.config.Ready(r.Context())) })
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, r *http.Request) { brief(w, s.config.Live(r.Context())) })
 	mux.HandleFunc("GET /readyz", s.readyz)
-	mux.HandleFunc("GET /metrics", s.metrics)
-	mux.HandleFunc("GET /stats/prometheus", s.metrics)
+	mux.HandleFunc("GET /metrics", metrics)
+	mux.HandleFunc("GET /stats/prometheus", metrics)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { index(w, append([]string{"gateway-agent"}, paths...)) })
 	return mux
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -99,7 +100,7 @@ func TestPages(t *testing.T) {
 func TestScrapeTimeoutIsTheScrapersOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := testConfig("")
-		c.EnvoyMetrics = func(ctx context.Context) (io.ReadCloser, error) {
+		c.EnvoyMetrics = func(ctx context.Context, _ url.Values) (io.ReadCloser, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}

@@ -98,7 +98,7 @@ func (g *gateway) findEnvoy(ctx context.Context, s *settings) error {
 		Path:         path,
 		Version:      found.String(),
 		Bootstrap:    s.path("bootstrap.json"),
-		AdminSocket:  s.path("admin.sock"),
+		Admin:        s.path("admin.sock"),
 		Concurrency:  s.concurrency,
 		DrainDelay:   s.drainDelay,
 		DrainMin:     s.drainMin,

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -30,7 +29,7 @@ func (g *gateway) buildStatus() (err error) {
 		return err
 	}
 	if g.envoy != nil {
-		config.EnvoyMetrics = func(ctx context.Context) (io.ReadCloser, error) { return g.envoy.Admin().PrometheusMetrics(ctx) }
+		config.EnvoyMetrics = g.envoy.Admin().PrometheusMetrics
 	}
 	g.status, err = status.New(config)
 	return err
