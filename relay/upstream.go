@@ -16,7 +16,7 @@ const (
 	backoffMax   = 30 * time.Second
 	backoffShare = 10               // the wait is at most this part of the time since the control plane was healthy
 	healthy      = 30 * time.Second // a stream that lived that long resets the backoff
-	openTimeout  = 5 * time.Second  // after it the reason for waiting is asked for; the wait goes on
+	openTimeout  = 2 * time.Second  // after it the reason for waiting is asked for; the wait goes on
 )
 
 // backoff spaces the openings of upstream streams after failures, with full jitter. The wait grows with the trouble: a control plane that
@@ -75,11 +75,15 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // open opens an upstream stream, however long it takes; its error is ctx's.
 func (s *Server) open(ctx context.Context, p *protocol) (grpc.ClientStream, error) {
-	for {
-		if err := sleep(ctx, s.backoff.delay()); err != nil {
-			return nil, err
+	for waiting := false; ; {
+		if !waiting { // else the connection has a backoff of its own
+			if err := sleep(ctx, s.backoff.delay()); err != nil {
+				return nil, err
+			}
 		}
-		stream, waiting, err := s.tryOpen(ctx, p)
+		var stream grpc.ClientStream
+		var err error
+		stream, waiting, err = s.tryOpen(ctx, p)
 		if err == nil {
 			return stream, nil
 		}

@@ -1,0 +1,96 @@
+package xdstest
+
+import (
+	"slices"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/wasm/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
+)
+
+// pullSecretKey is the variable of a plugin's VM that holds its pull secret: a reference in istiod, its content on the way to the proxy.
+const pullSecretKey = "ISTIO_META_WASM_IMAGE_PULL_SECRET"
+
+// generate makes the resources of a type for one client; false: istiod sends no response at all.
+func (n *istiodConn) generate(now world, typeURL string, names []string) (map[string]*anypb.Any, bool) {
+	switch typeURL {
+	case NDS:
+		return map[string]*anypb.Any{"": {TypeUrl: NDS}}, true // an empty table
+	case PCDS:
+		if n.c.config.NoPCDS {
+			return nil, false
+		}
+		return map[string]*anypb.Any{"": pack(&meshv1alpha1.ProxyConfig{CaCertificatesPem: now.roots})}, true
+	case SDS:
+		return n.secrets(now, names)
+	case ECDS:
+		return n.extensions(now, names)
+	}
+	found := make(map[string]*anypb.Any)
+	for name, r := range now.byType[typeURL] {
+		if wildcard(typeURL) || slices.Contains(names, name) {
+			found[name] = pack(r)
+		}
+	}
+	return found, wildcard(typeURL) || len(found) > 0
+}
+
+// secrets: what a client may not have, or what does not exist, gets no answer.
+func (n *istiodConn) secrets(now world, names []string) (map[string]*anypb.Any, bool) {
+	if !n.who.verified || !n.clusterKnown() {
+		return nil, false
+	}
+	found := make(map[string]*anypb.Any)
+	for _, name := range names {
+		s, known := now.secrets[name]
+		if !known || s.namespace != n.who.Namespace || !strings.HasPrefix(name, "kubernetes://") {
+			continue
+		}
+		found[name] = pack(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
+			CertificateChain: inline(s.cert), PrivateKey: inline(s.key),
+		}}})
+	}
+	return found, len(found) > 0
+}
+
+func inline(data []byte) *corev3.DataSource {
+	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: data}}
+}
+
+// extensions puts pull secrets in place of their references: present but empty when there is none for this client. A client whose cluster
+// is not known gets no answer at all when any of what it asks for has one. What does not exist is missing from a response that comes all
+// the same.
+func (n *istiodConn) extensions(now world, names []string) (map[string]*anypb.Any, bool) {
+	found := make(map[string]*anypb.Any)
+	for _, name := range names {
+		r, known := now.byType[ECDS][name]
+		if !known {
+			continue
+		}
+		config := proto.Clone(r).(*corev3.TypedExtensionConfig)
+		filter := new(wasmv3.Wasm)
+		if config.GetTypedConfig().UnmarshalTo(filter) == nil {
+			values := filter.GetConfig().GetVmConfig().GetEnvironmentVariables().GetKeyValues()
+			if reference, has := values[pullSecretKey]; has {
+				if !n.clusterKnown() {
+					return nil, false
+				}
+				values[pullSecretKey] = ""
+				if n.who.verified {
+					values[pullSecretKey] = string(now.pulls[reference])
+				}
+				config.TypedConfig = pack(filter)
+			}
+		}
+		found[name] = pack(config)
+	}
+	return found, true
+}
+
+func pack(m proto.Message) *anypb.Any {
+	return &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName()), Value: marshal(m)}
+}
