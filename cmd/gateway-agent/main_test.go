@@ -29,12 +29,14 @@ func TestScripts(t *testing.T) {
 	if _, err := os.Stat(envoy); err != nil {
 		t.Fatalf("%v: run 'make tools'", err)
 	}
+	modules := newModuleRig(t)
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("ENVOY", envoy)
 			env.Setenv("HOME", env.WorkDir)
-			return nil
+			return modules.setup(t, env)
 		},
+		Cmds: modules.commands(),
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -15,34 +14,23 @@ import (
 	"github.com/gateway-agent/gateway-agent/policywasm"
 	"github.com/gateway-agent/gateway-agent/wasmcache"
 	"github.com/gateway-agent/gateway-agent/wasmcache/abi"
-	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
 )
-
-// openStore opens the module store of the settings. pins names the digests that must stay.
-func openStore(s *settings, log *slog.Logger, pins func() []string) (*wasmcache.Store, error) {
-	return wasmcache.Open(wasmcache.Config{
-		Dir:       s.data("wasm"),
-		Fetch:     fetch.New(fetch.Config{MaxSize: int64(s.wasmMaxSize)}),
-		Check:     abi.Check,
-		MaxSize:   int64(s.wasmMaxSize),
-		Quota:     int64(s.wasmStore),
-		Pins:      pins,
-		Unvouched: s.wasmUnvouch,
-		Log:       log,
-	})
-}
 
 func (g *gateway) buildPlugins() (err error) {
 	s := g.settings
 	if s.wasm == "off" {
 		return nil
 	}
-	g.store, err = openStore(s, g.part("wasmcache"), func() []string { return g.plugins.Pins() })
+	opened, err := openStore(s, g.part("wasmcache"), func(c *wasmcache.Config) {
+		c.Pins = func() []string { return g.plugins.Pins() }
+		c.Refresh, c.OnChange = s.wasmRefresh, func(url string) { g.plugins.Recheck(url) }
+	})
 	if err != nil {
 		return err
 	}
+	g.store = opened.Store
 	config := ecds.Config{
-		Modules:      modules{g.store},
+		Modules:      modules{opened},
 		State:        stateFile(s.data("plugins.json")),
 		Hold:         s.wasmHold,
 		RetryMax:     s.wasmRetryMax,
@@ -57,10 +45,10 @@ func (g *gateway) buildPlugins() (err error) {
 }
 
 // modules lets ecds ask the store.
-type modules struct{ store *wasmcache.Store }
+type modules struct{ store *openedStore }
 
 func (m modules) Get(ctx context.Context, ref ecds.Reference) (ecds.Module, error) {
-	module, err := m.store.Get(ctx, wasmcache.Request{
+	module, err := m.store.get(ctx, wasmcache.Request{
 		URL:             ref.URL,
 		SHA256:          ref.SHA256,
 		PullSecret:      ref.PullSecret,

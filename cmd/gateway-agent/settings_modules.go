@@ -43,13 +43,19 @@ func (s *moduleSettings) wasmFlags(f *pflag.FlagSet) {
 
 // storeFlags are shared by `run` and the commands that bring modules.
 func (s *moduleSettings) storeFlags(f *pflag.FlagSet) {
-	s.wasmMaxSize, s.wasmStore = 256<<20, 1<<30
+	s.wasmMaxSize = 256 << 20
 	f.StringVar(&s.wasmUnvouch, "wasm-unvouched", "warn", "modules the checker cannot judge: warn or refuse")
 	f.Var(&s.wasmMaxSize, "wasm-max-size", "largest module accepted, as 64MiB")
-	f.Var(&s.wasmStore, "wasm-store-size", "modules not in use are dropped, oldest first, above this total")
-	f.DurationVar(&s.wasmExpiry, "wasm-expiry", 7*24*time.Hour, "modules not in use for so long are dropped")
+	s.retentionFlags(f)
 	f.BoolVar(&s.requireDigest, "require-digest", false, "refuse references without a digest (@sha256:… or the plugin's sha256)")
 	s.registryFlags(f)
+}
+
+// retentionFlags say how long modules stay.
+func (s *moduleSettings) retentionFlags(f *pflag.FlagSet) {
+	s.wasmStore = 1 << 30
+	f.Var(&s.wasmStore, "wasm-store-size", "modules not in use are dropped, oldest first, above this total")
+	f.DurationVar(&s.wasmExpiry, "wasm-expiry", 7*24*time.Hour, "modules not in use for so long are dropped")
 }
 
 // registryFlags are shared by everything that talks to a registry.
