@@ -21,8 +21,8 @@ import (
 // Names of what the bootstrap brings along. Configuration from a control plane may refer to the clusters; it must not reuse the names.
 const (
 	ClusterXDS        = "xds-grpc"         // the agent's ADS
-	ClusterSDS        = "sds-grpc"         // the agent's SDS, on a connection of its own, or somebody else's
-	ClusterSDSFiles   = "sds-files-grpc"   // the agent's SDS beside somebody else's
+	ClusterSDS        = "sds-grpc"         // the agent's SDS, on a connection of its own
+	ClusterSDSFiles   = "sds-files-grpc"   // the same
 	ClusterSDSOther   = "sds-external"     // somebody else's SDS for certificates that are not the workload's
 	ClusterAgent      = "agent"            // the agent's status address
 	ClusterPrometheus = "prometheus_stats" // Envoy's own admin, reached only for /stats/prometheus
@@ -50,8 +50,8 @@ type Config struct {
 
 	XDSSocket    string // path of the agent's unix socket for ADS, absolute, at most 107 bytes, as all socket paths here; required
 	SDSSocket    string // the agent's socket for SDS; default XDSSocket
-	ForeignSDS   string // socket of somebody else's SDS server, which cluster sds-grpc then is; sds-files-grpc is the agent's. Default none
 	OtherSDS     string // socket of somebody else's SDS server for cluster sds-external; default none
+	FilesSDS     bool   // also a cluster sds-files-grpc, for certificates from files; it leads where sds-grpc does
 	AdminSocket  string // path of the unix socket that Envoy's admin listens on; one of it and AdminAddress is required
 	AdminAddress string // IP:port that Envoy's admin listens on; everybody who reaches it can stop Envoy
 	Mode         string // what Envoy speaks on ADS, "sotw" or "delta"; default "delta"
@@ -145,12 +145,12 @@ func staticResources(c Config, p parsed) *bootstrapv3.Bootstrap_StaticResources 
 	return &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters, Listeners: listeners}
 }
 
-// sdsClusters lead to whoever serves certificates. Other people's servers get no pings: gRPC closes connections that ping too often.
+// sdsClusters lead to whoever serves certificates. Somebody else's server gets no pings: gRPC closes connections that ping too often.
 func sdsClusters(c Config) []*clusterv3.Cluster {
 	own := orDefault(c.SDSSocket, c.XDSSocket)
 	clusters := []*clusterv3.Cluster{grpcCluster(ClusterSDS, own)}
-	if c.ForeignSDS != "" {
-		clusters = []*clusterv3.Cluster{foreignCluster(ClusterSDS, c.ForeignSDS), grpcCluster(ClusterSDSFiles, own)}
+	if c.FilesSDS {
+		clusters = append(clusters, grpcCluster(ClusterSDSFiles, own))
 	}
 	if c.OtherSDS != "" {
 		clusters = append(clusters, foreignCluster(ClusterSDSOther, c.OtherSDS))

@@ -43,8 +43,8 @@ func gateway() Config {
 	c := full()
 	c.Mode = ModeDelta
 	c.Locality = Locality{"eu", "eu-1", "rack7"}
-	c.XDSSocket, c.SDSSocket = "/etc/istio/proxy/XDS", "/var/run/secrets/credential-uds/files-socket"
-	c.ForeignSDS, c.OtherSDS = "/var/run/secrets/workload-spiffe-uds/socket", "/var/run/secrets/credential-uds/socket"
+	c.XDSSocket, c.SDSSocket = "/etc/istio/proxy/XDS", "/var/run/secrets/workload-spiffe-uds/socket"
+	c.OtherSDS, c.FilesSDS = "/var/run/secrets/credential-uds/socket", true
 	c.AdminSocket, c.AdminAddress = "", "127.0.0.1:15000"
 	c.Statistics = Statistics{
 		NoDefaultTags: true, Tags: []Tag{{"cluster_name", `^cluster\.((.+?)\.)`}},

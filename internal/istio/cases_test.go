@@ -139,8 +139,8 @@ func TestRootsOfIstiodAndCA(t *testing.T) {
 		"legacy":       {[]func(*pod){legacy}, "/etc/certs/root-cert.pem", istio},
 		"custom":       {[]func(*pod){legacy, set("PILOT_CERT_PROVIDER", "custom")}, "/etc/certs/root-cert.pem", "/etc/certs/root-cert.pem"},
 		"provisioned":  {[]func(*pod){set("PROV_CERT", "/p")}, "/p/root-cert.pem", "/p/root-cert.pem"},
-		"mounted":      {[]func(*pod){mounted}, "/m/root.pem", istio},
-		"legacy first": {[]func(*pod){legacy, mounted, set("PROV_CERT", "/p")}, "/etc/certs/root-cert.pem", "/p/root-cert.pem"},
+		"mounted":      {[]func(*pod){mounted}, "/m/root.pem", ""},
+		"legacy first": {[]func(*pod){legacy, set("PROV_CERT", "/p")}, "/etc/certs/root-cert.pem", "/p/root-cert.pem"},
 		"chosen":       {[]func(*pod){legacy, set("XDS_ROOT_CA", "/x.pem"), set("CA_ROOT_CA", "/c.pem")}, "/x.pem", "/c.pem"},
 		"system":       {[]func(*pod){legacy, set("XDS_ROOT_CA", "SYSTEM"), set("CA_ROOT_CA", "SYSTEM")}, "", ""},
 		"relative":     {[]func(*pod){set("XDS_ROOT_CA", "x.pem")}, "/x.pem", istio},
@@ -184,44 +184,19 @@ func TestReachingIstiod(t *testing.T) {
 	}
 }
 
-func TestWhoServesTheIdentity(t *testing.T) {
-	const dir, uds = "/var/run/secrets/workload-spiffe-credentials/", "/var/run/secrets/workload-spiffe-uds/"
-	spiffe := func(p *pod) {
-		p.files[dir+"cert-chain.pem"], p.files[dir+"key.pem"], p.files[dir+"root-cert.pem"] = "c", "k", "r"
-	}
-	gke := func(p *pod) {
-		p.files[dir+"certificates.pem"], p.files[dir+"private_key.pem"], p.files[dir+"ca_certificates.pem"] = "c", "k", "r"
-	}
-	spire := func(p *pod) { p.sockets = append(p.sockets, uds+"socket") }
-	for name, tt := range map[string]struct {
-		changes []func(*pod)
-		want    Identity
-	}{
-		"CA":     {nil, Identity{Source: FromCA}},
-		"files":  {[]func(*pod){spiffe, gke, spire}, Identity{Source: FromFiles, CertFile: dir + "cert-chain.pem", KeyFile: dir + "key.pem", RootFile: dir + "root-cert.pem"}},
-		"GKE":    {[]func(*pod){gke}, Identity{Source: FromFiles, CertFile: dir + "certificates.pem", KeyFile: dir + "private_key.pem", RootFile: dir + "ca_certificates.pem"}},
-		"half":   {[]func(*pod){func(p *pod) { p.files[dir+"key.pem"] = "k" }}, Identity{Source: FromCA}},
-		"socket": {[]func(*pod){spire}, Identity{Source: FromSocket, Socket: uds + "socket"}},
-		"other socket": {[]func(*pod){func(p *pod) {
-			p.env["WORKLOAD_IDENTITY_SOCKET_FILE"], p.sockets = "spire.sock", []string{uds + "spire.sock"}
-		}}, Identity{Source: FromSocket, Socket: uds + "spire.sock"}},
-		"no way out":   {[]func(*pod){func(p *pod) { p.env["WORKLOAD_IDENTITY_SOCKET_FILE"] = "../../x" }}, Identity{Source: FromCA}},
-		"only by name": {[]func(*pod){func(p *pod) { p.env["FILE_MOUNTED_CERTS"] = "true" }}, Identity{Source: FromNobody}},
-	} {
-		s := must(t, func(p *pod) {
-			for _, change := range tt.changes {
-				change(p)
-			}
-		})
-		if diff := cmp.Diff(tt.want, s.Identity); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-		foreign := tt.want.Source == FromSocket
-		if (s.SDSSocket == "") != foreign || (s.FilesSocket != "") != foreign || (s.Metadata["file-credential"] == "true") != foreign {
-			t.Errorf("%s: SDS socket %q, files socket %q, file-credential %v", name, s.SDSSocket, s.FilesSocket, s.Metadata["file-credential"])
+func TestPlacesOfTheIdentity(t *testing.T) {
+	const uds = "/var/run/secrets/workload-spiffe-uds/"
+	for name, want := range map[string]string{"": uds + "socket", "spire.sock": uds + "spire.sock", "../../x": uds + "x"} {
+		s := must(t, func(p *pod) { p.env["WORKLOAD_IDENTITY_SOCKET_FILE"] = name })
+		if s.WorkloadSocket != want || s.SDSSocket != uds+"socket" || s.CA.Address == "" {
+			t.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE=%q: somebody else's %s, ours %s, CA %q; want %s", name, s.WorkloadSocket, s.SDSSocket, s.CA.Address, want)
 		}
 	}
-	s := must(t, func(p *pod) { p.sockets = []string{"/var/run/secrets/credential-uds/socket"} })
+	s := must(t, func(p *pod) { p.env["FILE_MOUNTED_CERTS"] = "true" })
+	if s.WorkloadSocket != "" || s.CA.Address != "" {
+		t.Errorf("FILE_MOUNTED_CERTS: socket %q, CA %q; want none", s.WorkloadSocket, s.CA.Address)
+	}
+	s = must(t, func(p *pod) { p.sockets = []string{"/var/run/secrets/credential-uds/socket"} })
 	if s.Metadata["credential"] != "true" || s.CredentialSocket == "" {
 		t.Errorf("credential socket: %q, metadata %v", s.CredentialSocket, s.Metadata["credential"])
 	}
@@ -234,7 +209,8 @@ func TestLife(t *testing.T) {
 	}{
 		"ProxyConfig": {func(p *pod) { p.env["PROXY_CONFIG"] = "terminationDrainDuration: 25s" }, 25 * time.Second, 30 * time.Second},
 		"at once":     {func(p *pod) { p.env["PROXY_CONFIG"] = "terminationDrainDuration: 0s" }, 0, 0},
-		"short":       {func(p *pod) { p.env["PROXY_CONFIG"] = "terminationDrainDuration: 2s" }, 2 * time.Second, 4 * time.Second},
+		"short":       {func(p *pod) { p.env["PROXY_CONFIG"] = "terminationDrainDuration: 0.5s" }, 500 * time.Millisecond, 2500 * time.Millisecond},
+		"middling":    {func(p *pod) { p.env["PROXY_CONFIG"] = "terminationDrainDuration: 3s" }, 3 * time.Second, 6 * time.Second},
 		"variable":    {func(p *pod) { p.env["TERMINATION_DRAIN_DURATION_SECONDS"] = "60" }, time.Minute, 65 * time.Second},
 		"on zero":     {func(p *pod) { p.env["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] = "true" }, 5 * time.Second, time.Hour},
 		"on zero, minimum": {func(p *pod) {

@@ -7,8 +7,9 @@ import (
 )
 
 const (
-	// patience is how much longer than pilot-agent's fixed time requests in flight may take to end.
-	patience = 5 * time.Second
+	// patience is how much longer than pilot-agent's fixed time requests in flight may take to end, but not longer than that itself.
+	patience      = 5 * time.Second
+	leastPatience = 2 * time.Second
 	// kubeletsTurn is the drain's deadline where pilot-agent has none: the pod's terminationGracePeriodSeconds comes first.
 	kubeletsTurn = time.Hour
 )
@@ -129,7 +130,10 @@ func (m *mapping) mapLife() {
 		m.out.DrainDelay, m.out.DrainTimeout = least, max(kubeletsTurn, 2*least)
 		return
 	}
-	m.out.DrainDelay, m.out.DrainTimeout = fixed, fixed+min(fixed, patience)
+	m.out.DrainDelay, m.out.DrainTimeout = fixed, fixed
+	if fixed > 0 {
+		m.out.DrainTimeout += max(leastPatience, min(fixed, patience))
+	}
 }
 
 func (m *mapping) mapModules() {

@@ -24,8 +24,6 @@ const (
 	podAnnotations  = "./etc/istio/pod/annotations"
 	workloadSDS     = "./var/run/secrets/workload-spiffe-uds"
 	credentialSDS   = "./var/run/secrets/credential-uds/socket"
-	filesSDS        = "./var/run/secrets/credential-uds/files-socket"
-	workloadFiles   = "./var/run/secrets/workload-spiffe-credentials"
 	legacyFiles     = "./etc/certs"
 	istioToken      = "./var/run/secrets/tokens/istio-token"
 	kubernetesToken = "./var/run/secrets/kubernetes.io/serviceaccount/token"

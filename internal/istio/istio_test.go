@@ -104,9 +104,8 @@ func TestGatewayOfTheChart(t *testing.T) {
 			TrustDomain: "cluster.local", Namespace: "ingress", ServiceAccount: "gw", TTL: 24 * time.Hour, GraceRatio: 0.5,
 			GraceJitter: 0.01, KeyType: "ecdsa", RSABits: 2048, Curve: "P256",
 		},
-		Identity: Identity{Source: FromCA},
-		RunDir:   "/etc/istio/proxy", DataDir: "/var/lib/istio/data", BootstrapFile: "/etc/istio/proxy/envoy-rev.json",
-		XDSSocket: "/etc/istio/proxy/XDS", SDSSocket: "/var/run/secrets/workload-spiffe-uds/socket",
+		RunDir: "/etc/istio/proxy", DataDir: "/var/lib/istio/data", BootstrapFile: "/etc/istio/proxy/envoy-rev.json",
+		XDSSocket: "/etc/istio/proxy/XDS", SDSSocket: "/var/run/secrets/workload-spiffe-uds/socket", WorkloadSocket: "/var/run/secrets/workload-spiffe-uds/socket",
 		AdminAddress: "127.0.0.1:15000", StatusAddress: "0.0.0.0:15020", ReadyAddress: "0.0.0.0:15021", PrometheusAddress: "0.0.0.0:15090",
 		Envoy:       "/usr/local/bin/envoy",
 		EnvoyArgs:   []string{"--drain-strategy", "immediate", "--file-flush-interval-msec", "1000", "--allow-unknown-static-fields", "--skip-deprecated-logs"},
@@ -166,7 +165,7 @@ func TestVariablesOfTheContract(t *testing.T) {
 func TestEachVariableDoesSomething(t *testing.T) {
 	values := map[string]string{
 		"ISTIO_CPU_LIMIT": "7", "PROXY_CONFIG": `{"concurrency": 3}`, "CA_PROVIDER": "GoogleCA", "PILOT_CERT_PROVIDER": "custom",
-		"JWT_POLICY": "first-party-jwt", "XDS_AUTH_PLAINTEXT": "true", "FILE_MOUNTED_CERTS": "true", "SECRET_TTL": "1h", "FILE_DEBOUNCE_DURATION": "1s",
+		"JWT_POLICY": "first-party-jwt", "XDS_AUTH_PLAINTEXT": "true", "FILE_MOUNTED_CERTS": "true", "SECRET_TTL": "1h",
 		"SECRET_GRACE_PERIOD_RATIO": "0.2", "SECRET_GRACE_PERIOD_RATIO_JITTER": "0.2", "WORKLOAD_RSA_KEY_SIZE": "4096", "PKCS8_KEY": "true",
 		"ECC_SIGNATURE_ALGORITHM": "EdDSA", "ECC_CURVE": "P384", "PEER_METADATA_DISCOVERY": "true", "ENVOY_STATUS_PORT": "1", "ENVOY_PROMETHEUS_PORT": "2",
 		"METRICS_LOCALHOST_ACCESS_ONLY": "true", "DISABLE_ENVOY": "true", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",

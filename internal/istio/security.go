@@ -136,45 +136,16 @@ func (m *mapping) clientCertificate() (cert, key string) {
 	return "", ""
 }
 
-// mountedFiles are the places of a certificate that somebody mounts into the pod, in the order in which they are looked for.
-var mountedFiles = []struct{ dir, cert, key, root string }{
-	{workloadFiles, "cert-chain.pem", "key.pem", "root-cert.pem"},
-	{workloadFiles, "certificates.pem", "private_key.pem", "ca_certificates.pem"},
-	{legacyFiles, "cert-chain.pem", "key.pem", "root-cert.pem"},
-}
-
-// mapIdentity decides who serves the workload's certificate: mounted files, else somebody's SDS server, else the CA.
+// mapIdentity says where the workload's certificate may come from; which it is, the agent sees when it starts.
 func (m *mapping) mapIdentity() {
-	name := filepath.Base(m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))
-	socket := m.abs(filepath.Join(workloadSDS, name))
-	m.out.Identity, m.out.SDSSocket = m.identity(socket), m.abs(filepath.Join(workloadSDS, workloadSockName))
-	if m.out.Identity.Source == FromSocket {
-		m.out.SDSSocket, m.out.FilesSocket = "", m.abs(filesSDS)
-		m.out.Metadata["file-credential"] = "true"
-	}
-	m.out.Identity.FileDelay = m.duration("FILE_DEBOUNCE_DURATION", 0)
+	m.out.SDSSocket = m.abs(filepath.Join(workloadSDS, workloadSockName))
+	m.out.WorkloadSocket = m.abs(filepath.Join(workloadSDS, filepath.Base(m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))))
 	m.out.Workload = m.workload()
+	if m.flag("FILE_MOUNTED_CERTS") {
+		m.out.CA, m.out.WorkloadSocket = Server{}, ""
+		return
+	}
 	m.checkProviders()
-}
-
-func (m *mapping) identity(socket string) Identity {
-	for _, files := range mountedFiles {
-		cert, key := filepath.Join(files.dir, files.cert), filepath.Join(files.dir, files.key)
-		root := filepath.Join(files.dir, files.root)
-		if m.exists(cert) && m.exists(key) && m.exists(root) {
-			return Identity{Source: FromFiles, CertFile: m.abs(cert), KeyFile: m.abs(key), RootFile: m.abs(root)}
-		}
-	}
-	switch {
-	case m.in.Answers(socket):
-		return Identity{Source: FromSocket, Socket: socket}
-	case m.flag("FILE_MOUNTED_CERTS"):
-		return Identity{Source: FromNobody}
-	}
-	if name := m.in.Env["WORKLOAD_IDENTITY_SOCKET_FILE"]; name != "" && name != workloadSockName {
-		m.warn("WORKLOAD_IDENTITY_SOCKET_FILE=%q: nobody answers on %s, the certificate comes from the CA", name, socket)
-	}
-	return Identity{Source: FromCA}
 }
 
 func (m *mapping) workload() Workload {
@@ -201,7 +172,7 @@ func (m *mapping) workload() Workload {
 		m.warn("ECC_CURVE=%q is neither P256 nor P384: P256 is used", w.Curve)
 		w.Curve = "P256"
 	}
-	if m.out.Identity.Source == FromCA && w.ServiceAccount == "" {
+	if w.ServiceAccount == "" {
 		m.warn("SERVICE_ACCOUNT is not set: the certificate is asked for without an account, istiod may refuse")
 	}
 	return w
@@ -209,7 +180,7 @@ func (m *mapping) workload() Workload {
 
 // checkProviders tells of providers that this agent has not.
 func (m *mapping) checkProviders() {
-	if provider := m.in.Env["CA_PROVIDER"]; provider != "" && provider != "Citadel" && m.out.Identity.Source == FromCA {
+	if provider := m.in.Env["CA_PROVIDER"]; provider != "" && provider != "Citadel" && provider != "GkeWorkloadCertificate" {
 		m.warn("CA_PROVIDER=%q is not known here: certificates are asked for as Citadel's, at %s", provider, m.out.CA.Address)
 	}
 	if fetcher := m.in.Env["CREDENTIAL_FETCHER_TYPE"]; fetcher != "" && fetcher != "JWT" {

@@ -10,9 +10,8 @@ type Settings struct {
 	Metadata    map[string]any // JSON values
 
 	ControlPlane Server
-	CA           Server
+	CA           Server // no address: certificates come from files only
 	Workload     Workload
-	Identity     Identity
 
 	ReportHealth bool // ProxyConfig has a readiness probe: istiod wants to know
 	NameTable    bool // a DNS server was asked for; this agent has none
@@ -21,9 +20,9 @@ type Settings struct {
 	DataDir           string
 	BootstrapFile     string
 	XDSSocket         string
-	SDSSocket         string // "" when somebody else serves workload certificates; then FilesSocket is ours
-	FilesSocket       string // SDS for certificates from files, beside a foreign SDS server; "" = none
-	CredentialSocket  string // a foreign SDS server for gateway certificates (sds://…); "" = none
+	SDSSocket         string
+	WorkloadSocket    string // where somebody else's SDS server may serve the workload's certificate; may be SDSSocket
+	CredentialSocket  string // somebody else's SDS server for gateway certificates (sds://…); "" = none
 	AdminAddress      string // host:port
 	StatusAddress     string
 	ReadyAddress      string
@@ -85,27 +84,6 @@ type Workload struct {
 	Curve          string // P256 or P384
 	PKCS8          bool
 	OutputDir      string // where the certificate is written for others; "" = nowhere
-}
-
-// Source says who serves the certificate `default`.
-type Source string
-
-// The sources, in the order in which they are looked for.
-const (
-	FromFiles  Source = "files"  // mounted certificates
-	FromSocket Source = "socket" // somebody else's SDS server, which Envoy asks directly
-	FromCA     Source = "ca"     // asked of the CA
-	FromNobody Source = "none"   // all certificates are named by file
-)
-
-// Identity is who serves the workload's certificate.
-type Identity struct {
-	Source    Source
-	CertFile  string // FromFiles: chain, key, roots
-	KeyFile   string
-	RootFile  string
-	Socket    string        // FromSocket
-	FileDelay time.Duration // how long files must have been quiet before they are read; 0 = default
 }
 
 // Statistics is what Envoy keeps and how it is labelled.
