@@ -77,7 +77,7 @@ type damagedError struct {
 func (e *damagedError) Error() string { return e.reason }
 
 func (s *Store) hash(ctx context.Context, digest string) error {
-	f, err := s.openBlob(digest)
+	f, err := s.openBlob(digest, os.O_RDONLY)
 	if err != nil {
 		return s.diskError("read module "+digest, err)
 	}

@@ -19,19 +19,36 @@ import (
 )
 
 // inline is a fetcher that makes a module from the reference, without a network: synctest needs that.
-type inline struct{ size int }
+type inline struct {
+	size int
+	slow time.Duration
+}
 
 func (inline) Resolve(_ context.Context, req fetch.Request) (*fetch.Resolved, error) {
-	return &fetch.Resolved{Manifest: "sha256:" + hexOf([]byte(req.URL)), Size: -1}, nil
+	r := &fetch.Resolved{Repository: req.URL, Size: -1}
+	if strings.HasPrefix(req.URL, "oci://") {
+		r.Manifest = "sha256:" + hexOf([]byte(req.URL))
+	}
+	return r, nil
 }
 
 func (inline) Head(_ context.Context, req fetch.Request) (string, error) {
 	return "sha256:" + hexOf([]byte(req.URL)), nil
 }
 
-func (f inline) Fetch(_ context.Context, r *fetch.Resolved, dst fetch.Sink, _ func(int64, int64)) (fetch.Result, error) {
-	module := core(r.Manifest, f.size)
-	_, err := dst.Write(module)
+func (f inline) Fetch(ctx context.Context, r *fetch.Resolved, dst fetch.Sink, _ func(int64, int64)) (fetch.Result, error) {
+	module := core(r.Repository, f.size)
+	_, err := dst.Write(module[:f.size/2])
+	if f.slow > 0 {
+		select {
+		case <-time.After(f.slow):
+		case <-ctx.Done():
+			return fetch.Result{}, context.Cause(ctx)
+		}
+	}
+	if err == nil {
+		_, err = dst.Write(module[f.size/2:])
+	}
 	return fetch.Result{Digest: hexOf(module), Size: int64(len(module))}, err
 }
 
@@ -39,7 +56,7 @@ func (f inline) Fetch(_ context.Context, r *fetch.Resolved, dst fetch.Sink, _ fu
 func inBubble(t *testing.T, change func(*Config), test func(t *testing.T, s *Store)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := open(t, t.TempDir(), func(c *Config) { c.Fetch = inline{1000} }, change)
+		s := open(t, t.TempDir(), func(c *Config) { c.Fetch = inline{size: 1000} }, change)
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -154,7 +171,7 @@ func TestFreshModulesAreNotCollectedBeforeTheyArePinned(t *testing.T) {
 func TestModulesOutliveALongPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		s := open(t, dir, func(c *Config) { c.Fetch = inline{1000} })
+		s := open(t, dir, func(c *Config) { c.Fetch = inline{size: 1000} })
 		m := mustGet(t, s, "oci://r.test/pause:v1")
 		s.Close()
 		time.Sleep(30 * 24 * time.Hour) // the machine was off
@@ -168,7 +185,7 @@ func TestModulesOutliveALongPause(t *testing.T) {
 
 func TestLastUseSurvivesARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		dir, small := t.TempDir(), func(c *Config) { c.Fetch, c.Quota = inline{1000}, 1500 }
+		dir, small := t.TempDir(), func(c *Config) { c.Fetch, c.Quota = inline{size: 1000}, 1500 }
 		s := open(t, dir, small)
 		older, newer := mustGet(t, s, "oci://r.test/a:v1"), mustGet(t, s, "oci://r.test/b:v1")
 		time.Sleep(10 * time.Minute)
@@ -187,7 +204,7 @@ func TestStatusAndMetrics(t *testing.T) {
 	var pinned atomic.Value
 	pinned.Store("")
 	s := open(t, t.TempDir(), func(c *Config) {
-		c.Fetch = inline{1000}
+		c.Fetch = inline{size: 1000}
 		c.Pins = func() []string { return []string{pinned.Load().(string)} }
 	})
 	a := mustGet(t, s, "oci://r.test/a:v1")

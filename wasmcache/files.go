@@ -74,7 +74,7 @@ func makeUnder(root *os.Root, name string, mode fs.FileMode) error {
 
 // createTemp makes a temporary file that is locked until it is closed, so that nobody takes it for a leftover.
 func (s *Store) createTemp(prefix string) (*os.File, string, error) {
-	for {
+	for range 100 {
 		var b [12]byte
 		_, _ = rand.Read(b[:]) // never fails
 		name := path.Join(tmpDir, prefix+"-"+hex.EncodeToString(b[:]))
@@ -87,6 +87,7 @@ func (s *Store) createTemp(prefix string) (*os.File, string, error) {
 		}
 		f.Close() // emptyTmp was faster
 	}
+	return nil, "", errors.New("something removes temporary files as soon as they are made")
 }
 
 // place moves a temporary file to its name for good.

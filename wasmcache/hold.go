@@ -74,7 +74,7 @@ func (s *Store) joinHolding(digest string, info fs.FileInfo) *holding {
 func (s *Store) lockShared(ctx context.Context, digest string) (*os.File, error) {
 	start := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		f, err := s.openBlob(digest)
+		f, err := s.openBlob(digest, os.O_RDONLY)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
@@ -86,7 +86,7 @@ func (s *Store) lockShared(ctx context.Context, digest string) (*os.File, error)
 			return f, nil
 		}
 		f.Close()
-		if isHeld(err) && time.Since(start) > patience {
+		if time.Since(start) > patience {
 			return nil, s.diskError("open module "+digest, errors.New("a process that does not move is about to remove it: let it continue, or end it"))
 		}
 		select {
@@ -97,8 +97,8 @@ func (s *Store) lockShared(ctx context.Context, digest string) (*os.File, error)
 	}
 }
 
-func (s *Store) openBlob(digest string) (*os.File, error) {
-	return s.root.OpenFile(blobName(digest), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+func (s *Store) openBlob(digest string, flag int) (*os.File, error) {
+	return s.root.OpenFile(blobName(digest), flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 }
 
 func (s *Store) addHolding(digest string, file *os.File) (*holding, error) {
@@ -195,7 +195,7 @@ func (s *Store) inUse(digest string) bool {
 	if mine {
 		return true
 	}
-	f, err := s.openBlob(digest)
+	f, err := s.openBlob(digest, os.O_RDONLY)
 	if err != nil {
 		return false
 	}
@@ -207,11 +207,11 @@ func (s *Store) inUse(digest string) bool {
 // out.
 func (s *Store) takeOut(digest string, move func() error) (bool, error) {
 	l, err := s.tryLock(lockName(blobLock(digest)))
-	if err != nil {
+	if err != nil && !isDisk(err) { // a full disk has no room for the lock, and this may make some
 		return false, nil
 	}
 	defer l.unlock()
-	f, err := s.openBlob(digest)
+	f, err := s.openBlob(digest, os.O_RDWR) // network file systems give exclusive locks to writers only
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist), err
 	}

@@ -167,9 +167,11 @@ func (s *Store) update(ctx context.Context, ref fetch.Reference, change func(r *
 func (s *Store) remember(ctx context.Context, a *ask, v version) error {
 	v.Seen = time.Now()
 	err := s.update(ctx, a.ref, func(r *record) { r.add(v, a) })
-	if err != nil && !a.preload {
-		s.cfg.Log.Warn("cannot note a module's reference: it must be pulled again after a restart", "ref", a.ref.String(), "err", err)
-		return nil
+	if err == nil || a.preload {
+		return err
 	}
-	return err
+	if s.writable.Load() { // else that was said
+		s.cfg.Log.Warn("cannot note a module's reference: it must be pulled again after a restart", "ref", a.ref.String(), "err", err)
+	}
+	return nil
 }

@@ -83,8 +83,11 @@ func (s *Store) judge(name string, host abi.Host, digest string, v abi.Verdict) 
 			Outcome: v.Outcome, Reason: v.Reason, Warnings: v.Warnings, Since: time.Now(),
 		})
 	}
-	if err != nil {
-		s.judgedHere.Add(name, v)
+	if err == nil {
+		return
+	}
+	s.judgedHere.Add(name, v)
+	if s.writable.Load() { // else that was said
 		s.cfg.Log.Warn("cannot note a verdict: the module is checked again after a restart", "digest", digest, "err", err)
 	}
 }
