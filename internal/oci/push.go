@@ -115,6 +115,9 @@ func (t *target) push(ctx context.Context, identifier string, image remote.Tagga
 
 // worthRetrying reports that one step of an upload may be repeated at once.
 func worthRetrying(err error) bool {
+	if err == nil {
+		return false
+	}
 	if e, ok := errors.AsType[*safehttp.StatusError](err); ok {
 		return e.After <= time.Second
 	}

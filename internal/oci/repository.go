@@ -27,8 +27,8 @@ type Repository struct {
 	secret []byte
 
 	mu      sync.Mutex
-	targets map[string]*target
-	failed  map[string]bool // targets that lacked something; asked last
+	targets map[string]*target // by actions and id
+	failed  map[string]bool    // targets that lacked something; asked last
 }
 
 // Open prepares to read from repo; it connects to nothing yet. pullSecret is a docker configuration (JSON) whose credentials, where it
@@ -60,11 +60,11 @@ func (r *Repository) places(actions string, byDigest bool) ([]*target, error) {
 	defer r.mu.Unlock()
 	targets := make([]*target, 0, len(endpoints))
 	for _, e := range endpoints {
-		id := targetID(e)
-		if r.targets[id] == nil {
-			r.targets[id] = r.client.target(e, actions, r.secret)
+		key := actions + "|" + targetID(e)
+		if r.targets[key] == nil {
+			r.targets[key] = r.client.target(e, actions, r.secret)
 		}
-		targets = append(targets, r.targets[id])
+		targets = append(targets, r.targets[key])
 	}
 	return targets, nil
 }

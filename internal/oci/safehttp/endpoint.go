@@ -106,7 +106,8 @@ func newTransport(cfg Config, tlsConfig *tls.Config, loopback, proxied bool) *ht
 		MaxIdleConns:           100,
 		MaxIdleConnsPerHost:    50,
 		IdleConnTimeout:        30 * time.Second,
-		ForceAttemptHTTP2:      true,
+		// HTTP/1.1, with a connection for each request: many downloads over one HTTP/2 connection are slower, and break together.
+		ForceAttemptHTTP2: false,
 		// The body's bytes are what a digest names: nothing may unpack them on the way.
 		DisableCompression: true,
 	}
