@@ -119,7 +119,7 @@ func isLoopback(host string) bool {
 
 // openSource makes the control plane, whichever it is, look the same to the relay: a gRPC connection that serves ADS.
 func (g *gateway) openSource() error {
-	config := upstream.Config{Address: "config-dir:0", Plaintext: true}
+	config := upstream.Config{Address: "config-dir:0", Plaintext: true, KeepaliveTime: -1} // in this process, when it is a directory
 	var err error
 	if g.settings.configDir == "" {
 		config, err = g.settings.upstreamConfig()

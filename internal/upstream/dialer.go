@@ -14,6 +14,9 @@ import (
 
 const minAddressTimeout = 2 * time.Second // for one of several addresses
 
+// alive finds a path that is broken within 40 s, whatever the server thinks of gRPC's pings.
+var alive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 5}
+
 // dialer connects to one of a host's addresses, and to another one the next time.
 type dialer struct {
 	host, port string
@@ -29,8 +32,9 @@ type dialer struct {
 func newDialer(host, port string, open func(ctx context.Context, address string) (net.Conn, error)) *dialer {
 	d := &dialer{host: host, port: port, lookup: net.DefaultResolver.LookupHost, open: open, conns: make(map[*tracked]struct{})}
 	if open == nil {
+		tcp := &net.Dialer{KeepAliveConfig: alive}
 		d.open = func(ctx context.Context, address string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", address)
+			return tcp.DialContext(ctx, "tcp", address)
 		}
 	} else {
 		d.lookup = func(context.Context, string) ([]string, error) { return []string{host}, nil }

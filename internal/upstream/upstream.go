@@ -48,7 +48,7 @@ type Config struct {
 	ConnectTimeout   time.Duration // of one try to connect, handshake included; default 10 s
 	BackoffBase      time.Duration // wait after the first failure to connect; default 100 ms
 	BackoffMax       time.Duration // longest wait on average, the longest one is twice that; default 15 s
-	KeepaliveTime    time.Duration // silence after which a ping is sent, while there are streams; default 30 s
+	KeepaliveTime    time.Duration // silence after which a ping is sent, while there are streams; default 30 s, negative: no pings
 	KeepaliveTimeout time.Duration // wait for its answer; default 10 s
 	Window           int32         // bytes of HTTP/2 flow control for a stream and for the connection; default: measured
 }
@@ -107,8 +107,10 @@ func (c *Config) options(d *dialer) []grpc.DialOption {
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(d.dial),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: c.backoff(), MinConnectTimeout: c.ConnectTimeout}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.KeepaliveTime, Timeout: c.KeepaliveTimeout}),
 		grpc.WithDisableServiceConfig(),
+	}
+	if c.KeepaliveTime > 0 { // a server that finds it too often says so, and gRPC doubles it
+		options = append(options, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.KeepaliveTime, Timeout: c.KeepaliveTimeout}))
 	}
 	if len(c.Header) > 0 {
 		options = append(options, grpc.WithPerRPCCredentials(header(c.Header)))

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
@@ -428,4 +430,41 @@ func TestErrorsAreCodes(t *testing.T) {
 	if err := call(t, conn); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "127.0.0.1:1") {
 		t.Errorf("nobody listens: %v, want Unavailable and the address", err)
 	}
+}
+
+// A server in this process is not pinged: gRPC's servers take offence, unless they are told not to.
+func TestPingsCanBeOff(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		listener := bufconn.Listen(1 << 16)
+		g := grpc.NewServer()
+		grpc_health_v1.RegisterHealthServer(g, health.NewServer())
+		served := make(chan error, 1)
+		go func() { served <- g.Serve(listener) }()
+		conn := open(t, Config{
+			Address: "in-process:0", Plaintext: true, KeepaliveTime: -1,
+			Dial: func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := grpc_health_v1.NewHealthClient(conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { _, err := stream.Recv(); ended <- err }()
+		select {
+		case err := <-ended:
+			t.Errorf("the stream ended: %v", err)
+		case <-time.After(time.Hour):
+			cancel()
+			<-ended
+		}
+		_ = conn.Close()
+		g.Stop()
+		<-served
+	})
 }

@@ -38,7 +38,7 @@ func NewControlPlane(t testing.TB, tr *Transcript) *ControlPlane {
 // Start serves (again).
 func (c *ControlPlane) Start() {
 	c.t.Helper()
-	server := grpc.NewServer(grpc.ForceServerCodecV2(bytesCodec{}), grpc.MaxRecvMsgSize(maxSize), grpc.MaxSendMsgSize(maxSize))
+	server := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(istiodPings), grpc.ForceServerCodecV2(bytesCodec{}), grpc.MaxRecvMsgSize(maxSize), grpc.MaxSendMsgSize(maxSize))
 	server.RegisterService(&grpc.ServiceDesc{ServiceName: service, HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
 		{StreamName: method(false), ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error { return c.serve(s, false) }},
 		{StreamName: method(true), ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error { return c.serve(s, true) }},

@@ -99,7 +99,7 @@ func (c *Istiod) Start() {
 		c.t.Fatal(err)
 	}
 	c.Address = listener.Addr().String()
-	options := []grpc.ServerOption{grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(bytesCodec{}), grpc.MaxRecvMsgSize(maxSize), grpc.MaxSendMsgSize(maxSize)}
+	options := []grpc.ServerOption{grpc.WaitForHandlers(true), grpc.KeepaliveEnforcementPolicy(istiodPings), grpc.ForceServerCodecV2(bytesCodec{}), grpc.MaxRecvMsgSize(maxSize), grpc.MaxSendMsgSize(maxSize)}
 	if c.config.TLS != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(c.tls())))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/test/bufconn"
 )
@@ -18,6 +19,9 @@ const (
 	maxSize  = 1 << 30
 	patience = 90 * time.Second // for one message; in a bubble that is fake time
 )
+
+// istiodPings is what istiod allows its clients.
+var istiodPings = keepalive.EnforcementPolicy{MinTime: 15 * time.Second}
 
 var errIdle = errors.New("nothing came")
 
@@ -57,18 +61,21 @@ func (n *Network) Listen() net.Listener {
 // Down takes the server away; its connections stay.
 func (n *Network) Down() { <-n.listener }
 
+// Conn connects to the server there.
+func (n *Network) Conn(ctx context.Context) (net.Conn, error) {
+	select {
+	case l := <-n.listener:
+		n.listener <- l
+		return l.DialContext(ctx)
+	default:
+		return nil, errors.New("connection refused: nothing listens")
+	}
+}
+
 // Dial makes a client connection, closed when the test ends.
 func (n *Network) Dial(t testing.TB, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	dial := func(ctx context.Context, _ string) (net.Conn, error) {
-		select {
-		case l := <-n.listener:
-			n.listener <- l
-			return l.DialContext(ctx)
-		default:
-			return nil, errors.New("connection refused: nothing listens")
-		}
-	}
+	dial := func(ctx context.Context, _ string) (net.Conn, error) { return n.Conn(ctx) }
 	conn, err := grpc.NewClient("passthrough:///xdstest", append([]grpc.DialOption{
 		grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxSize), grpc.MaxCallSendMsgSize(maxSize)),
