@@ -145,21 +145,25 @@ type download struct {
 }
 
 func (d *download) Read(p []byte) (int, error) {
-	if d.why != nil {
-		if err := d.resume(); err != nil {
-			return 0, err
+	for {
+		if d.why != nil {
+			if err := d.resume(); err != nil {
+				return 0, err
+			}
+		}
+		n, err := d.body.Read(p)
+		d.at += int64(n)
+		switch {
+		case err == nil || errors.Is(err, io.EOF):
+			return n, err
+		case d.at >= d.size:
+			return n, io.EOF // it broke behind its end
+		}
+		d.why = err
+		if n > 0 {
+			return n, nil
 		}
 	}
-	n, err := d.body.Read(p)
-	d.at += int64(n)
-	if err == nil || errors.Is(err, io.EOF) {
-		return n, err
-	}
-	if d.at >= d.size {
-		return n, io.EOF // it broke behind its end
-	}
-	d.why = err
-	return n, nil
 }
 
 // resume opens the body again where it broke.

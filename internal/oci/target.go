@@ -40,9 +40,9 @@ func targetID(e registries.Endpoint) string {
 }
 
 func (c *Client) target(e registries.Endpoint, actions string, secret []byte) *target {
-	base := c.cfg.HTTP.Endpoint(safehttp.Endpoint{
-		Host: e.Host, Plain: e.Plain, SkipVerify: e.SkipVerify, RootCAs: e.RootCAs, Certificates: e.Certificates, Key: e.Key,
-	})
+	connection := connectionTo(e)
+	connection.Led = c.settingsOf
+	base := c.cfg.HTTP.Endpoint(connection)
 	id := targetID(e)
 	caller := fmt.Sprintf("%s|%s|%x", id, actions, sha256.Sum256(secret))
 	s := newSession("repository:" + e.Repository + ":" + actions)
@@ -51,6 +51,27 @@ func (c *Client) target(e registries.Endpoint, actions string, secret []byte) *t
 		c.sessions.Get(caller) // it is in use
 	}
 	return &target{client: c, endpoint: e, id: id, secret: secret, base: base, session: s, turn: make(chan struct{}, 1)}
+}
+
+func connectionTo(e registries.Endpoint) safehttp.Endpoint {
+	return safehttp.Endpoint{
+		Host: e.Host, Plain: e.Plain, SkipVerify: e.SkipVerify, RootCAs: e.RootCAs, Certificates: e.Certificates, Key: e.Key,
+	}
+}
+
+// settingsOf returns what the operator says of a host that a registry leads to: a token server, or where it keeps its blobs.
+func (c *Client) settingsOf(host string) (safehttp.Endpoint, bool) {
+	endpoints, err := c.cfg.Registries.Endpoints(host, "led", true)
+	if err != nil {
+		return safehttp.Endpoint{}, false
+	}
+	for _, e := range endpoints {
+		says := e.Plain || e.SkipVerify || e.RootCAs != nil || len(e.Certificates) > 0
+		if !e.Mirror && says && strings.EqualFold(e.Host, host) {
+			return connectionTo(e), true
+		}
+	}
+	return safehttp.Endpoint{}, false
 }
 
 // credentials looks for this endpoint's host in the pull secret first, then asks for this machine's; once.
@@ -159,7 +180,8 @@ type authorized target
 // RoundTrip implements http.RoundTripper.
 func (a *authorized) RoundTrip(req *http.Request) (*http.Response, error) {
 	t := (*target)(a)
-	if !strings.EqualFold(req.URL.Host, t.endpoint.Host) || safehttp.Redirected(req) {
+	home := &url.URL{Scheme: req.URL.Scheme, Host: t.endpoint.Host}
+	if !safehttp.SameOrigin(req.URL, home) || safehttp.Redirected(req) {
 		return t.base.RoundTrip(req)
 	}
 	req = req.Clone(req.Context())

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
+	"github.com/gateway-agent/gateway-agent/internal/oci/registries"
 	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
@@ -239,6 +241,31 @@ func TestPrivateRealm(t *testing.T) {
 	}
 	if len(tunnel.Requests()) != 2 {
 		t.Errorf("the proxy saw %q, want none of the forbidden", tunnel.Requests())
+	}
+}
+
+type byHost map[string]places
+
+func (b byHost) Endpoints(host, repository string, byDigest bool) ([]registries.Endpoint, error) {
+	return append(b[host], registries.Endpoint{Host: host, Key: host}).Endpoints(host, repository, byDigest)
+}
+
+// The operator's settings for a token server, or for where blobs are kept, count when a registry leads there.
+func TestSettingsOfOtherHosts(t *testing.T) {
+	ca, other := testca.New(t, "registry"), testca.New(t, "tokens")
+	s := &tokenServer{realm: "https://tokens.test/token"}
+	realm := serveTLS(t, other, s, func(c *tls.Config) { c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, roots(other) }, "tokens.test")
+	registry := serveTLS(t, ca, s, nil, "registry.test")
+	tunnel := registrytest.NewTunnel(t, map[string]string{"tokens.test:443": realm, "registry.test:443": registry})
+	h := safehttp.New(safehttp.Config{Proxy: tunnel.Proxy})
+	defer h.CloseIdleConnections()
+	own := places{{Host: "registry.test", RootCAs: roots(ca)}}
+	repo := repository(t, "registry.test/app")
+	_, err := read(t, New(Config{HTTP: h, Registries: byHost{"registry.test": own}}), repo, nil)
+	wantKind(t, err, Broken, "ask tokens.test for a token: ", "unknown CA")
+	tokens := places{{Host: "tokens.test", RootCAs: roots(other), Certificates: clientCertificate(t, other)}}
+	if _, err := read(t, New(Config{HTTP: h, Registries: byHost{"registry.test": own, "tokens.test": tokens}}), repo, nil); err != nil {
+		t.Errorf("Manifest = %v", err)
 	}
 }
 

@@ -32,6 +32,9 @@ type Endpoint struct {
 	// Key is equal for endpoints that may share connections. It must differ when the settings above do. Default: they are shared
 	// by endpoints of this host with the same RootCAs and as many Certificates.
 	Key string
+	// Led has the operator's settings for a host that Host leads to; false: none, and then those above count as they say. Such a host
+	// may still not be on loopback. Default: none.
+	Led func(host string) (Endpoint, bool)
 }
 
 // poolKey names a set of connections that may be shared.

@@ -18,11 +18,21 @@ type tripper struct {
 }
 
 func (t *tripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	own := strings.EqualFold(hostPort(req.URL.Scheme, req.URL.Host), hostPort(req.URL.Scheme, t.endpoint.Host))
-	if err := t.check(req); err != nil {
+	resp, err := t.roundTrip(req)
+	if err != nil && req.Body != nil {
+		_ = req.Body.Close() // it may not have come to be sent
+	}
+	return resp, err
+}
+
+func (t *tripper) roundTrip(req *http.Request) (*http.Response, error) {
+	home := SameOrigin(req.URL, &url.URL{Scheme: req.URL.Scheme, Host: t.endpoint.Host})
+	endpoint, own := t.settings(req.URL.Host, home)
+	if err := t.check(req, endpoint.Plain); err != nil {
 		return nil, err
 	}
-	proxy, err := t.client.proxyFor(req.URL, own || t.local)
+	loopback := home || t.local
+	proxy, err := t.client.proxyFor(req.URL, loopback)
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +42,7 @@ func (t *tripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	out := req.Clone(ctx)
 	t.clean(out)
-	pool := t.client.pools.get(t.client.cfg, t.endpoint, own, own || t.local, proxy != nil)
+	pool := t.client.pools.get(t.client.cfg, endpoint, own, loopback, proxy != nil)
 	resp, err := pool.RoundTrip(out)
 	if err != nil {
 		if proxy != nil {
@@ -48,6 +58,18 @@ func (t *tripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, newStatusError(resp)
 	}
 	return resp, nil
+}
+
+// settings returns the endpoint whose settings count for host, and whether it is host's own.
+func (t *tripper) settings(host string, home bool) (Endpoint, bool) {
+	if home || t.endpoint.Led == nil {
+		return t.endpoint, home
+	}
+	if e, ok := t.endpoint.Led(host); ok {
+		e.Plain = e.Plain || t.endpoint.Plain
+		return e, true
+	}
+	return t.endpoint, false
 }
 
 // clean takes out what another host may not see.
@@ -104,7 +126,7 @@ func (c *Client) proxyFor(u *url.URL, loopback bool) (*url.URL, error) {
 	return proxy, checkProxied(u, loopback)
 }
 
-func (t *tripper) check(req *http.Request) error {
+func (t *tripper) check(req *http.Request, plain bool) error {
 	target := req.URL.Host
 	if addr, err := netip.ParseAddr(req.URL.Hostname()); err == nil {
 		// The dialer does this for every address; here it is for the reason: where it leads says more than that it is not https.
@@ -115,7 +137,7 @@ func (t *tripper) check(req *http.Request) error {
 	switch req.URL.Scheme {
 	case "https":
 	case "http":
-		if !t.endpoint.Plain && !(t.local && IsLoopback(target)) {
+		if !plain && !(t.local && IsLoopback(target)) {
 			return &RefusedError{What: "plain HTTP to " + target, Remedy: "serve it over https; only loopback registries, and those with plain-http in --registry-config, may be plain"}
 		}
 	default:
