@@ -3,13 +3,13 @@ package fetch
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/gateway-agent/gateway-agent/internal/oci"
-	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 )
 
 // The bounds of what one reference may lead to.
@@ -41,7 +41,7 @@ func (c *Client) Copy(ctx context.Context, req Request, w *LayoutWriter, progres
 	if err != nil {
 		return nil, Result{}, underRef(op, err)
 	}
-	r := &Resolved{want: want, op: op, Repository: ref.image.Context().Name(), Source: ref.image.Context().RegistryStr()}
+	r := &Resolved{want: want, op: op, Repository: ref.image.Context().Name()}
 	k := &copier{from: repo, to: w, limits: c.limits, progress: progress, seen: map[v1.Hash]bool{}}
 	var result Result
 	err = w.transaction(op, func() error {
@@ -65,6 +65,7 @@ type copier struct {
 	progress func(done, total int64)
 
 	root          v1.Descriptor
+	source        string // the host that sent the last manifest
 	manifests     []oci.Manifest
 	manifestBytes int
 	blobs         []v1.Descriptor
@@ -73,12 +74,9 @@ type copier struct {
 }
 
 func (k *copier) copy(ctx context.Context, ref Reference, digest string) error {
-	identifier := ref.image.Identifier()
-	if digest != "" && !ref.Fixed() {
-		if _, err := v1.NewHash(digest); err != nil {
-			return format("%s is not a digest", safehttp.OneLine(digest, 100))
-		}
-		identifier = digest
+	identifier, err := pinned(ref, digest)
+	if err != nil {
+		return err
 	}
 	first, err := k.walk(ctx, identifier, maxDepth+1)
 	if err != nil {
@@ -118,7 +116,7 @@ func (k *copier) walk(ctx context.Context, identifier string, depth int) (v1.Has
 	if err != nil {
 		return v1.Hash{}, fmt.Errorf("manifest %s: %w", got.Digest, err)
 	}
-	got.MediaType = typeOf(doc, got)
+	got.MediaType, k.source = typeOf(doc, got), got.Source
 	k.seen[got.Digest] = true
 	k.manifests = append(k.manifests, got)
 	if !doc.isIndex() {
@@ -128,11 +126,17 @@ func (k *copier) walk(ctx context.Context, identifier string, depth int) (v1.Has
 		if k.seen[child.Digest] {
 			continue
 		}
-		if _, err := k.walk(ctx, child.Digest.String(), depth-1); err != nil {
+		// An index may name platforms that nobody copied to this registry. That the module's is there will show in the end.
+		if _, err := k.walk(ctx, child.Digest.String(), depth-1); err != nil && !notFound(err) {
 			return v1.Hash{}, err
 		}
 	}
 	return got.Digest, nil
+}
+
+func notFound(err error) bool {
+	e, ok := errors.AsType[*oci.Error](err)
+	return ok && e.Kind == oci.NotFound
 }
 
 // list notes the blobs that are still to be downloaded.
@@ -181,6 +185,7 @@ func (k *copier) verify(ctx context.Context, r *Resolved) (Result, error) {
 	if err := r.find(ctx, written, k.root.Digest.String(), k.limits); err != nil {
 		return Result{}, err
 	}
+	r.Source = k.source
 	return r.fetch(ctx, discard{}, k.limits, nil)
 }
 

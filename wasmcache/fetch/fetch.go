@@ -73,7 +73,7 @@ type Request struct {
 	SHA256 string
 	// PullSecret is a docker configuration (JSON) for the registry; nil: this machine's credentials.
 	PullSecret []byte
-	// Digest, for Copy, is "sha256:…" of the manifest or index that a tag is taken to mean, whatever the registry says by now; "": it is asked.
+	// Digest is "sha256:…" of the manifest or index that a tag is taken to mean, whatever the registry says by now; "": it is asked.
 	Digest string
 }
 
@@ -141,7 +141,7 @@ func (c *Client) Resolve(ctx context.Context, req Request) (*Resolved, error) {
 	}
 	switch ref.kind {
 	case kindOCI:
-		return c.resolveOCI(ctx, ref, w, req.PullSecret)
+		return c.resolveOCI(ctx, ref, w, req)
 	case kindFile:
 		return c.resolveFile(ref, w), nil
 	default:

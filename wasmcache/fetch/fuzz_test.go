@@ -3,6 +3,9 @@ package fetch
 import (
 	"archive/tar"
 	"encoding/json"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -37,6 +40,33 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// realBlobs are the blobs of the images that real tools made: manifests, indexes, configurations and layers.
+func realBlobs(f *testing.F, want func(body []byte) bool) [][]byte {
+	f.Helper()
+	var found [][]byte
+	seen := map[string]bool{}
+	for _, dir := range registrytest.Fixtures(f) {
+		names, err := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*"))
+		if err != nil || len(names) == 0 {
+			f.Fatalf("no blobs in %s: %v", dir, err)
+		}
+		for _, name := range names {
+			body, err := os.ReadFile(name)
+			if err != nil {
+				f.Fatal(err)
+			}
+			if base := filepath.Base(name); want(body) && !seen[base] {
+				seen[base] = true
+				found = append(found, body)
+			}
+		}
+	}
+	if len(found) == 0 {
+		f.Fatal("no seeds")
+	}
+	return found
+}
+
 func FuzzUnbox(f *testing.F) {
 	module := core("fuzz", 200)
 	box := registrytest.Tar(f, registrytest.File{Name: "a/other.wasm", Body: core("other", 100)}, registrytest.File{Name: "plugin.wasm", Body: module},
@@ -45,6 +75,9 @@ func FuzzUnbox(f *testing.F) {
 		module, component, box, registrytest.Gzip(f, module), registrytest.Gzip(f, box), registrytest.Zstd(f, box), registrytest.Zstd(f, module),
 		registrytest.Gzip(f, registrytest.Gzip(f, module)), box[:700], longWindow(module), make([]byte, 1024),
 	} {
+		f.Add(seed)
+	}
+	for _, seed := range realBlobs(f, func(body []byte) bool { return !json.Valid(body) }) {
 		f.Add(seed)
 	}
 	l := limits{download: 1 << 20, unpacked: 1 << 20, module: 64 << 10, entries: 50}
@@ -72,6 +105,9 @@ func FuzzManifest(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
+	for _, seed := range realBlobs(f, json.Valid) {
+		f.Add(seed)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		doc, err := parseManifest(oci.Manifest{Body: b})
 		if err != nil {
@@ -89,6 +125,69 @@ func FuzzManifest(f *testing.F) {
 			t.Errorf("pickLayer = %+v, which is not in the manifest", layer)
 		}
 	})
+}
+
+// Both forms of a layout: an archive as a whole, and the index of a directory whose blobs are those of a real one.
+func FuzzLayout(f *testing.F) {
+	module := core("layout", 200)
+	small := files{}
+	small = small.index(small.image(module))
+	f.Add(small.tar(f), small[indexFile])
+	for _, dir := range registrytest.Fixtures(f) {
+		real := files{}
+		if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				real[path], err = os.ReadFile(filepath.Join(dir, path))
+			}
+			return err
+		}); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(real.tar(f), real[indexFile])
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, archive, index []byte) {
+		tarPath, dirPath := filepath.Join(dir, "l.tar"), filepath.Join(dir, "l")
+		if err := os.WriteFile(tarPath, archive, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		useAll(t, tarPath)
+		small.with(func(f files) { f[indexFile] = index }).write(t, dirPath)
+		useAll(t, dirPath)
+	})
+}
+
+// useAll brings everything that a layout offers. What comes is a module with the digest that was said.
+func useAll(t *testing.T, path string) {
+	t.Helper()
+	l, err := OpenLayout(path, Config{MaxSize: 1 << 20, MaxEntries: 200})
+	if err != nil {
+		fit(t, err)
+		return
+	}
+	defer l.Close()
+	urls := l.References()
+	for _, digest := range l.Unnamed() {
+		urls = append(urls, "oci://registry.test/unnamed@"+digest)
+	}
+	for _, url := range urls[:min(len(urls), 20)] {
+		got, r, result, err := bring(t.Context(), t, l, Request{URL: url})
+		if err != nil {
+			fit(t, err)
+			continue
+		}
+		if hexOf(got) != result.Digest || !strings.HasPrefix(string(got), wasmMagic) || r.Manifest != "" && !strings.HasPrefix(r.Manifest, "sha") {
+			t.Errorf("%s gives %+v, %+v with %d bytes", url, r, result, len(got))
+		}
+	}
+}
+
+// fit checks that an error may go into a log.
+func fit(t *testing.T, err error) {
+	t.Helper()
+	if len(err.Error()) > 2500 || strings.ContainsAny(err.Error(), "\n\x00\x1b") {
+		t.Errorf("the error is not fit for a log: %q", err)
+	}
 }
 
 // memorySink is a Sink that needs no file.

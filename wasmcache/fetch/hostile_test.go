@@ -19,8 +19,11 @@ import (
 func zeros(t *testing.T, head []byte, n int64) []byte {
 	t.Helper()
 	var buf bytes.Buffer
-	w := gzip.NewWriter(&buf)
-	_, err := io.Copy(w, io.MultiReader(bytes.NewReader(head), io.LimitReader(zero{}, n)))
+	w, err := gzip.NewWriterLevel(&buf, gzip.BestSpeed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(w, io.MultiReader(bytes.NewReader(head), io.LimitReader(zero{}, n)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,13 +28,28 @@ type shelf interface {
 	Blob(ctx context.Context, desc v1.Descriptor) (io.ReadCloser, error)
 }
 
-func (c *Client) resolveOCI(ctx context.Context, ref Reference, w want, pullSecret []byte) (*Resolved, error) {
-	r := &Resolved{want: w, op: "pull " + ref.String(), Repository: ref.image.Context().Name(), Source: ref.image.Context().RegistryStr()}
-	repo, err := c.oci.Open(ctx, ref.image.Context(), pullSecret)
+// pinned is the tag or digest of ref to ask for: digest, if there is one, is what a tag is taken to mean.
+func pinned(ref Reference, digest string) (string, error) {
+	if digest == "" || ref.Fixed() {
+		return ref.image.Identifier(), nil
+	}
+	if _, err := v1.NewHash(digest); err != nil {
+		return "", format("%s is not a digest", safehttp.OneLine(digest, 100))
+	}
+	return digest, nil
+}
+
+func (c *Client) resolveOCI(ctx context.Context, ref Reference, w want, req Request) (*Resolved, error) {
+	r := &Resolved{want: w, op: "pull " + ref.String(), Repository: ref.image.Context().Name()}
+	identifier, err := pinned(ref, req.Digest)
+	if err != nil {
+		return nil, named(r.op, err)
+	}
+	repo, err := c.oci.Open(ctx, ref.image.Context(), req.PullSecret)
 	if err != nil {
 		return nil, underRef(r.op, err)
 	}
-	if err := r.find(ctx, repo, ref.image.Identifier(), c.limits); err != nil {
+	if err := r.find(ctx, repo, identifier, c.limits); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -93,6 +108,9 @@ func findManifest(ctx context.Context, from shelf, identifier string, r *Resolve
 		got, err := from.Manifest(ctx, identifier)
 		if err != nil {
 			return nil, err
+		}
+		if got.Source != "" {
+			r.Source = got.Source
 		}
 		doc, err := parseManifest(got)
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -95,7 +94,7 @@ func (l *Layout) readIndex() error {
 }
 
 func (l *Layout) readJSON(name string, into any) error {
-	body, err := l.read(name)
+	body, err := l.read(name, maxIndex)
 	if err != nil {
 		return err
 	}
@@ -105,17 +104,20 @@ func (l *Layout) readJSON(name string, into any) error {
 	return nil
 }
 
-// maxDocument bounds an index or manifest, in bytes.
-const maxDocument = 4 << 20
+// The bounds of a manifest and of index.json, which has room for some thousand images, in bytes.
+const (
+	maxDocument = 4 << 20
+	maxIndex    = 1 << 20
+)
 
-func (l *Layout) read(name string) ([]byte, error) {
+func (l *Layout) read(name string, limit int64) ([]byte, error) {
 	f, size, err := l.files.open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if size > maxDocument {
-		return nil, format("%s is larger than %d bytes", name, maxDocument)
+	if size > limit {
+		return nil, format("%s is larger than %d bytes", name, limit)
 	}
 	body, err := io.ReadAll(io.LimitReader(f, size))
 	if err == nil && int64(len(body)) < size {
@@ -127,6 +129,9 @@ func (l *Layout) read(name string) ([]byte, error) {
 func newRoot(desc v1.Descriptor) root {
 	r := root{Descriptor: desc, packed: desc.Annotations[packedKey] != ""}
 	for _, url := range []string{desc.Annotations[urlKey], withScheme(desc.Annotations[imageNameKey]), withScheme(desc.Annotations[refNameKey])} {
+		if url == "" {
+			continue
+		}
 		if ref, err := Parse(url); err == nil {
 			r.url, r.key = url, ref.Key()
 			break
@@ -228,6 +233,9 @@ func (l *Layout) Resolve(ctx context.Context, req Request) (*Resolved, error) {
 	if err != nil {
 		return nil, named(r.op, err)
 	}
+	if req.Digest != "" && req.Digest != found.Digest.String() {
+		return nil, broken(r.op, "it is %s there, not %s: export it again", found.Digest, safehttp.OneLine(req.Digest, 100))
+	}
 	if err := r.find(ctx, l, found.Digest.String(), l.limits); err != nil {
 		return nil, err
 	}
@@ -312,7 +320,7 @@ func (l *Layout) Manifest(_ context.Context, identifier string) (oci.Manifest, e
 	if err != nil {
 		return oci.Manifest{}, broken(op, "not a digest")
 	}
-	body, err := l.read(blobName(digest))
+	body, err := l.read(blobName(digest), maxDocument)
 	if err != nil {
 		return oci.Manifest{}, named(op, l.missing(err))
 	}
@@ -346,7 +354,7 @@ func (l *Layout) Blob(_ context.Context, desc v1.Descriptor) (io.ReadCloser, err
 }
 
 func (l *Layout) missing(err error) error {
-	if e, ok := errors.AsType[*oci.Error](err); ok && e.Kind == oci.NotFound {
+	if notFound(err) {
 		return &oci.Error{Kind: oci.NotFound, Err: format("it is not in the layout: export it again, with all platforms")}
 	}
 	return err

@@ -26,7 +26,7 @@ type LayoutWriter struct {
 	stage  stage
 	have   map[v1.Hash]bool
 	roots  []v1.Descriptor
-	broken error // the stage could not be cleaned after a failure
+	broken error // why nothing more can be added: a failure that could not be cleaned up, or Commit
 }
 
 // stage is where a layout grows.
@@ -128,6 +128,7 @@ func (w *LayoutWriter) Commit() error {
 	if err == nil {
 		err = w.finish()
 	}
+	w.broken = errors.New("it is finished already")
 	if err != nil {
 		return fmt.Errorf("finish the layout: %w", err)
 	}

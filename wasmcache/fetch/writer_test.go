@@ -318,6 +318,38 @@ func wantBlobs(t *testing.T, path string, n int) {
 	}
 }
 
+// An index may name platforms that are not in the registry, as long as the module's is.
+func TestExportOfASparseIndex(t *testing.T) {
+	r := registrytest.New(t)
+	module := core("sparse", 1000)
+	other := registrytest.Compat(t, core("other", 1000))
+	gone := r.Push(t, "sparse", "other", other)
+	r.PushIndex(t, "sparse", "v1",
+		registrytest.Entry{Image: registrytest.CNCF(module), Platform: &v1.Platform{OS: "wasip1", Architecture: "wasm"}},
+		registrytest.Entry{Image: other, Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}})
+	p := registrytest.NewProxy(t, r.Addr)
+	p.Fail("/manifests/"+gone, registrytest.Fault{Status: 404})
+	c := New(Config{})
+	defer c.Close()
+	path := filepath.Join(t.TempDir(), "l.tar")
+	w := create(t, path)
+	if _, _, err := c.Copy(t.Context(), Request{URL: p.Ref("sparse:v1")}, w, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if got, _, _, err := bring(t.Context(), t, open(t, path), Request{URL: p.Ref("sparse:v1")}); err != nil || string(got) != string(module) {
+		t.Errorf("import = %d bytes, %v", len(got), err)
+	}
+	if _, _, err := c.Copy(t.Context(), Request{URL: p.Ref("sparse:v1")}, w, nil); err == nil || !strings.Contains(err.Error(), "it is finished already") {
+		t.Errorf("Copy after Commit = %v", err)
+	}
+	if err := w.Commit(); err == nil {
+		t.Error("Commit can be called twice")
+	}
+}
+
 func TestPackRefuses(t *testing.T) {
 	module := writeFile(t, filepath.Join(t.TempDir(), "m"), core("m", 100))
 	w := create(t, filepath.Join(t.TempDir(), "l"))
@@ -335,7 +367,7 @@ func TestPackRefuses(t *testing.T) {
 	}
 }
 
-// Other libraries, of which crane and oras are made, read what is written. (skopeo does too: see testdata/images/make.)
+// Other libraries, of which crane and oras are made, read what is written.
 func TestOthersReadLayouts(t *testing.T) {
 	r := registrytest.New(t)
 	c := New(Config{})
