@@ -129,7 +129,7 @@ func TestUnresolvable(t *testing.T) {
 	}
 	s.first.Fail("/manifests/", registrytest.Fault{Status: http.StatusNotFound})
 	_, _, err := s.pull(t, "v1")
-	wantKind(t, err, Temporary, "mirror "+s.first.Addr+": 404 Not Found", "; registry.invalid: ", "no such host")
+	wantKind(t, err, Temporary, "mirror "+s.first.Addr+": 404 Not Found", "; registry.invalid: ", "lookup registry.invalid")
 	s.reset()
 	s.client = New(Config{Registries: places{{Host: "mirror.invalid", Mirror: true}, {Host: s.origin.Addr}}})
 	for range 2 {
