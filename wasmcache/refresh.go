@@ -31,16 +31,16 @@ func (s *Store) watch(a *ask, m Module) {
 	if s.cfg.Refresh <= 0 || a.resource.Name == "" || a.fixed() || !isImage(a.ref) {
 		return
 	}
-	now, key := time.Now(), a.resource.Name+"\x00"+a.url
+	now := time.Now()
+	w := watched{ask: a, served: m, asked: now, due: now.Add(time.Duration(rand.Float64() * float64(s.cfg.Refresh)))}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := watched{ask: a, served: m, asked: now, due: now.Add(time.Duration(rand.Float64() * float64(s.cfg.Refresh)))}
-	if old, ok := s.watching.Get(key); ok {
+	if old, ok := s.watching.Get(w.key()); ok {
 		w.due, w.failed = old.due, old.failed
-		s.watching.Add(key, w)
+		s.watching.Add(w.key(), w)
 		return
 	}
-	s.watching.Add(key, w)
+	s.watching.Add(w.key(), w)
 	select {
 	case s.watchMore <- struct{}{}:
 	default:
@@ -95,26 +95,45 @@ func (s *Store) refreshDue(ctx context.Context) time.Duration {
 }
 
 // dueTags returns what is due, forgets what no resource uses any more, and sets when each is due again: a little early, so that agents that
-// started together do not ask together.
+// started together do not ask together. One answer is for all resources that use the tag with the same secret.
 func (s *Store) dueTags(pins map[string]bool) map[string][]watched {
 	now := time.Now()
-	groups := map[string][]watched{}
+	groups, due := map[string][]watched{}, map[string]bool{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, key := range s.watching.Keys() {
-		w, _ := s.watching.Peek(key)
-		if now.Before(w.due) {
-			continue
-		}
-		if !pins[w.served.Digest] && now.Sub(w.asked) > s.grace() {
+	for key, w := range s.allWatchedLocked() {
+		group := w.ask.flightKey()
+		switch {
+		case !pins[w.served.Digest] && now.Sub(w.asked) > s.grace():
 			s.watching.Remove(key)
 			continue
+		case !now.Before(w.due):
+			due[group] = true
 		}
-		w.due = now.Add(time.Duration((0.75 + 0.25*rand.Float64()) * float64(s.cfg.Refresh)))
-		s.watching.Add(key, w)
-		groups[w.ask.flightKey()] = append(groups[w.ask.flightKey()], w)
+		groups[group] = append(groups[group], w)
+	}
+	for group, all := range groups {
+		if !due[group] {
+			delete(groups, group)
+			continue
+		}
+		next := now.Add(time.Duration((0.75 + 0.25*rand.Float64()) * float64(s.cfg.Refresh)))
+		for _, w := range all {
+			w.due = next
+			s.watching.Add(w.key(), w)
+		}
 	}
 	return groups
+}
+
+func (w watched) key() string { return w.ask.resource.Name + "\x00" + w.ask.url }
+
+func (s *Store) allWatchedLocked() map[string]watched {
+	all := map[string]watched{}
+	for _, key := range s.watching.Keys() {
+		all[key], _ = s.watching.Peek(key)
+	}
+	return all
 }
 
 // askTag asks where one tag leads now, for resources that use it with the same secret.
@@ -158,8 +177,7 @@ func (s *Store) setFailed(group []watched, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range group {
-		key := w.ask.resource.Name + "\x00" + w.ask.url
-		now, ok := s.watching.Peek(key)
+		now, ok := s.watching.Peek(w.key())
 		if !ok {
 			continue
 		}
@@ -167,6 +185,6 @@ func (s *Store) setFailed(group []watched, err error) {
 		if wait := time.Now().Add(min(after, time.Hour)); after > 0 && now.due.Before(wait) {
 			now.due = wait
 		}
-		s.watching.Add(key, now)
+		s.watching.Add(now.key(), now)
 	}
 }
