@@ -44,7 +44,7 @@ func (r *Repository) Blob(ctx context.Context, desc v1.Descriptor) (io.ReadClose
 		return nil, err
 	}
 	blame := func(err error) bool {
-		r.learn(d.from, desc.Digest.String(), err)
+		r.learn(d.from.endpoint.Host, desc.Digest.String(), err)
 		return r.hasOther(desc.Digest.String())
 	}
 	return &verified{op: op, inner: d, hasher: hasher, want: desc, blame: blame}, nil
@@ -56,7 +56,7 @@ func (r *Repository) hasOther(identifier string) bool {
 	if err != nil {
 		return false
 	}
-	return !r.client.isAvoided(r.order(targets, identifier)[0].id + "@" + identifier)
+	return !r.client.isAvoided(r.order(targets, identifier)[0].endpoint.Host + "@" + identifier)
 }
 
 // openBlob asks the places for the blob from a position on.

@@ -137,8 +137,33 @@ func TestUnresolvable(t *testing.T) {
 			t.Errorf("pull = from %s, %v, want it from the registry", m.Source, err)
 		}
 	}
-	if id := targetID(registries.Endpoint{Host: "mirror.invalid", Repository: "app", Key: "mirror.invalid"}); !s.client.isAvoided(id) {
-		t.Error("the mirror that cannot be resolved is still asked first")
+	for _, repo := range []string{"app", "another"} {
+		r, err := s.client.Open(t.Context(), repository(t, s.origin.Addr+"/"+repo), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		targets, err := r.places(pullActions, false)
+		if err != nil || r.order(targets, "v1")[0].endpoint.Host != s.origin.Addr {
+			t.Errorf("%s: the mirror that cannot be resolved is still asked first (%v)", repo, err)
+		}
+	}
+}
+
+func TestFailureKeepsHTTPSFirst(t *testing.T) {
+	c := New(Config{Registries: places{{Host: "a.test", SkipVerify: true}, {Host: "a.test", Plain: true}, {Host: "b.test"}}})
+	r, err := c.Open(t.Context(), repository(t, "a.test/app"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets, err := r.places(pullActions, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []Kind{NotFound, Temporary, Broken} {
+		r.learn("a.test", "v1", &Error{Kind: kind, Err: errors.New("failed")})
+		if got := r.order(targets, "v1"); got[0] != targets[2] || got[1] != targets[0] || got[2] != targets[1] {
+			t.Errorf("after a failure that is %s: %v, want the other host, then https, then plain HTTP", kind, got)
+		}
 	}
 }
 

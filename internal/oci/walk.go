@@ -43,12 +43,12 @@ func (r *Repository) each(ctx context.Context, op, identifier string, try func(*
 		}
 		if ctx.Err() != nil {
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				r.client.avoid(t.id, downTime)
+				r.client.avoid(t.endpoint.Host, downTime)
 			}
 			return wrap(op, t.session.isAnonymous(), err)
 		}
 		failures = append(failures, failure{target: t, raw: err, err: wrap("", t.session.isAnonymous(), err)})
-		r.learn(t, identifier, err)
+		r.learn(t.endpoint.Host, identifier, err)
 	}
 	return r.sum(op, failures)
 }
@@ -59,39 +59,42 @@ func answeredSecurely(failures []failure, host string) bool {
 	})
 }
 
-// order puts the places that are known to fail behind the others.
+// order puts the hosts that are known to fail behind the others. Two endpoints of one host keep their order: a failure of https must not
+// make plain HTTP come first.
 func (r *Repository) order(targets []*target, identifier string) []*target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ordered := slices.Clone(targets)
-	slices.SortStableFunc(ordered, func(a, b *target) int { return r.rankLocked(a, identifier) - r.rankLocked(b, identifier) })
+	slices.SortStableFunc(ordered, func(a, b *target) int {
+		return r.rankLocked(a.endpoint.Host, identifier) - r.rankLocked(b.endpoint.Host, identifier)
+	})
 	return ordered
 }
 
-func (r *Repository) rankLocked(t *target, identifier string) int {
+func (r *Repository) rankLocked(host, identifier string) int {
 	switch {
-	case r.client.isAvoided(t.id + "@" + identifier):
+	case r.client.isAvoided(host + "@" + identifier):
 		return 3
-	case r.client.isAvoided(t.id):
+	case r.client.isAvoided(host):
 		return 2
-	case r.failed[t.id]:
+	case r.failed[host]:
 		return 1
 	}
 	return 0
 }
 
-// learn remembers what err says of t.
-func (r *Repository) learn(t *target, identifier string, err error) {
+// learn remembers what err says of a host.
+func (r *Repository) learn(host, identifier string, err error) {
 	e := wrap("", false, err)
 	switch {
 	case e.Kind == Temporary && !answered(err):
-		r.client.avoid(t.id, downTime)
+		r.client.avoid(host, downTime)
 	case e.Kind == Broken:
-		r.client.avoid(t.id+"@"+identifier, wrongTime)
+		r.client.avoid(host+"@"+identifier, wrongTime)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.failed[t.id] = true
+	r.failed[host] = true
 }
 
 func (c *Client) avoid(what string, d time.Duration) { c.avoided.Add(what, time.Now().Add(d)) }

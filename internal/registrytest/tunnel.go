@@ -1,6 +1,7 @@
 package registrytest
 
 import (
+	"context"
 	"io"
 	"net"
 	"net/http"
@@ -63,7 +64,7 @@ func (t *Tunnel) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ok:
 		w.WriteHeader(http.StatusBadGateway)
 	case r.Method == http.MethodConnect:
-		t.connect(w, address)
+		t.connect(r.Context(), w, address)
 	default:
 		t.forward(w, r, address)
 	}
@@ -85,8 +86,8 @@ func (t *Tunnel) forward(w http.ResponseWriter, r *http.Request, address string)
 	_, _ = io.Copy(w, resp.Body)
 }
 
-func (t *Tunnel) connect(w http.ResponseWriter, address string) {
-	server, err := net.Dial("tcp", address)
+func (t *Tunnel) connect(ctx context.Context, w http.ResponseWriter, address string) {
+	server, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
 		w.WriteHeader(http.StatusBadGateway)
 		return
