@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -120,4 +121,71 @@ func TestEnvoyThatDoesNotRead(t *testing.T) {
 			r.t.Errorf("%d bytes are still charged when nothing waits", waiting)
 		}
 	})
+}
+
+// Many short runs of the same: the control plane stops reading at some point, both sides go on, and in the end it knows the newest of all.
+// The bubble sees to it that no goroutine is left.
+func TestBackPressureConverges(t *testing.T) {
+	const runs = 100 // in each protocol
+	for _, delta := range []bool{false, true} {
+		t.Run(protocolName(delta), func(t *testing.T) {
+			for seed := range uint64(runs) {
+				synctest.Test(t, func(t *testing.T) { backPressure(t, delta, rand.New(rand.NewPCG(seed, 0))) })
+				if t.Failed() {
+					t.Fatalf("with seed %d", seed)
+				}
+			}
+		})
+	}
+}
+
+func backPressure(t *testing.T, delta bool, random *rand.Rand) {
+	nds := new(table)
+	r := newRigWith(t, nil, delta, true, func(c *Config) {
+		c.MaxWaiting = 200 << 10
+		c.Own = []Own{{TypeURL: typeNDS, Handle: nds.handle}}
+	})
+	up := r.open()
+	up.Merged = true
+	r.envoy.Want(xdstest.LDS)
+	up.Recv()
+	up.Recv()
+	size, responses := 1+random.IntN(100<<10), random.IntN(12)
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for i := range responses {
+			typeURL := []string{xdstest.LDS, typeNDS}[i%2]
+			up.Send(xdstest.Response{Type: typeURL, Version: fmt.Sprint(i), Resources: xdstest.R("1", "x="+strings.Repeat("x", size))})
+		}
+	}()
+	reads, changes := random.IntN(8), 10+random.IntN(20)
+	for i := range changes {
+		if i < reads {
+			up.Drain(time.Millisecond)
+		}
+		r.envoy.Want(xdstest.EDS, append(manyNames(random.IntN(30)), fmt.Sprintf("x%d", i))...)
+		r.envoy.Want(xdstest.ECDS, fmt.Sprintf("e%d", i))
+		r.server.Health(i%2 == 0, fmt.Sprint(i))
+	}
+	for range (responses + 1) / 2 {
+		r.envoy.ACK(r.envoy.Recv())
+	}
+	<-sent
+	r.wait()
+	up.Drain(time.Second)
+	if got, want := up.Names(xdstest.ECDS), []string{fmt.Sprint("e", changes-1)}; !slices.Equal(got, want) {
+		t.Errorf("the control plane ends up with the extension configs %v, want %v", got, want)
+	}
+	if got, want := up.Names(xdstest.EDS), fmt.Sprint("x", changes-1); !slices.Contains(got, want) {
+		t.Errorf("the control plane ends up with the endpoints %v, want %s among them", got, want)
+	}
+	if st := r.server.Status().Sessions[0]; st.ToServer != 0 || st.ToEnvoy != 0 {
+		t.Errorf("%d and %d bytes still wait", st.ToServer, st.ToEnvoy)
+	}
+	nds.mu.Lock()
+	defer nds.mu.Unlock()
+	if len(nds.got) != responses/2 {
+		t.Errorf("the own type got %d responses, want %d", len(nds.got), responses/2)
+	}
 }

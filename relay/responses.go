@@ -35,8 +35,8 @@ func (s *session) response(ctx context.Context, in inbound) error {
 		return nil
 	}
 	if o := s.owns[t.url]; o != nil {
-		in.frame.data.Free()
 		s.ownResponse(ctx, o, &in)
+		in.frame.data.Free() // the header points into it
 		return nil
 	}
 	if s.term != nil && t.url == typeLDS && s.opened {
