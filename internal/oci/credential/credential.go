@@ -3,17 +3,27 @@
 package credential
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
+	lru "github.com/hashicorp/golang-lru/v2"
+
+	"github.com/gateway-agent/gateway-agent/internal/oci/configfile"
 )
 
 // Config says where credentials come from.
 type Config struct {
-	// Env holds the environment variables that matter here: HOME, DOCKER_CONFIG, REGISTRY_AUTH_FILE, XDG_RUNTIME_DIR, PATH (of helpers).
-	// Helpers and plugins get all of it as their environment. Default: none, so that no file of docker or podman is read.
+	// Env holds the environment: HOME, DOCKER_CONFIG, REGISTRY_AUTH_FILE, XDG_RUNTIME_DIR and XDG_CONFIG_HOME say where docker's and podman's files
+	// are, PATH where helpers are. Helpers and plugins get all of it. Default: none, so that no file of docker or podman is read.
 	Env map[string]string
 	// KubeletConfig is a CredentialProviderConfig file, or a directory of them, as the kubelet's --image-credential-provider-config. Default: none.
 	KubeletConfig string
@@ -25,17 +35,124 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// A Store answers with this machine's credentials. It is safe for concurrent use.
+const (
+	defaultTimeout = 30 * time.Second
+	maxFile        = 1 << 20 // bytes of a docker config or a kubelet configuration
+	maxAnswers     = 512     // plugins' answers in memory
+)
+
+// A Store answers with this machine's credentials. Files are read at each question; what a plugin says is kept as long as it says. It is
+// safe for concurrent use.
 type Store struct {
-	cfg Config
+	cfg      Config
+	warnings *configfile.Warnings
+	runner   *runner
+	helpers  flight[authn.AuthConfig]
+	plugins  flight[*answer]
+	answers  *lru.Cache[string, *answer]
+	alone    *lru.Cache[string, struct{}] // plugins that answer for each image by itself
 }
 
 // New returns a store; nothing is read or run before the first Resolve.
 func New(cfg Config) *Store {
-	return &Store{cfg: cfg}
+	answers, _ := lru.New[string, *answer](maxAnswers) // fails only for a size below 1
+	alone, _ := lru.New[string, struct{}](maxAnswers)
+	return &Store{
+		cfg: cfg, answers: answers, alone: alone, warnings: configfile.NewWarnings(cfg.Log),
+		runner: newRunner(cfg.Env, cmp.Or(cfg.HelperTimeout, defaultTimeout)),
+	}
 }
 
-// Resolve returns the credentials for a repository of a registry. The zero value means that none are known.
+// Check reports what is wrong with the kubelet's configuration, which somebody asked for by name. It runs no plugin.
+func (s *Store) Check() error {
+	_, err := s.providers()
+	return err
+}
+
+// Resolve returns the credentials for a repository of a registry. The zero value means that none are known. It asks docker's file, podman's
+// files and the kubelet's plugins, in this order, until one knows. A source that fails is an error only if none of the others knows.
 func (s *Store) Resolve(ctx context.Context, host, repository string) (authn.AuthConfig, error) {
-	return authn.AuthConfig{}, ctx.Err()
+	const msg = "a source of credentials failed"
+	i := image{canonicalHost(host), repository}
+	var failed []string
+	var errs []error
+	for name, ask := range s.sources() {
+		auth, ok, err := ask(ctx, i)
+		if ctx.Err() != nil {
+			return authn.AuthConfig{}, context.Cause(ctx)
+		}
+		switch {
+		case err != nil:
+			failed, errs = append(failed, name), append(errs, err)
+			continue
+		case ok:
+			for n, name := range failed {
+				s.warnings.Warn(name, msg, errs[n].Error())
+			}
+			return auth, nil
+		}
+		s.warnings.Settled(name, msg)
+	}
+	return authn.AuthConfig{}, errors.Join(errs...)
+}
+
+type question func(ctx context.Context, i image) (authn.AuthConfig, bool, error)
+
+// sources yields what to ask, in order, with a name for the log.
+func (s *Store) sources() func(func(string, question) bool) {
+	return func(yield func(string, question) bool) {
+		for _, path := range s.files() {
+			ask := func(ctx context.Context, i image) (authn.AuthConfig, bool, error) { return s.fromFile(ctx, path, i) }
+			if !yield(path, ask) {
+				return
+			}
+		}
+		if s.cfg.KubeletConfig != "" {
+			yield(s.cfg.KubeletConfig, s.fromPlugins)
+		}
+	}
+}
+
+// files returns where docker and podman keep credentials; not all of them exist.
+func (s *Store) files() []string {
+	env := s.cfg.Env
+	if len(env) == 0 {
+		return nil
+	}
+	var all []string
+	below := func(dir string, names ...string) {
+		if dir != "" {
+			all = append(all, filepath.Join(append([]string{dir}, names...)...))
+		}
+	}
+	below(cmp.Or(env["DOCKER_CONFIG"], under(env["HOME"], ".docker")), "config.json")
+	if file := env["REGISTRY_AUTH_FILE"]; file != "" {
+		return append(all, file)
+	}
+	below(cmp.Or(env["XDG_RUNTIME_DIR"], "/run/containers/"+strconv.Itoa(os.Geteuid())), podmanFile(env["XDG_RUNTIME_DIR"] != "")...)
+	below(cmp.Or(env["XDG_CONFIG_HOME"], under(env["HOME"], ".config")), "containers", "auth.json")
+	return all
+}
+
+func podmanFile(runtimeDir bool) []string {
+	if runtimeDir {
+		return []string{"containers", "auth.json"}
+	}
+	return []string{"auth.json"}
+}
+
+func under(dir, name string) string {
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, name)
+}
+
+// environ is env as programs get it.
+func environ(env map[string]string) []string {
+	all := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		all = append(all, name+"="+env[name])
+	}
+	return all
 }
