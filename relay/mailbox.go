@@ -24,6 +24,7 @@ type entry struct {
 	names   int
 	nameSum uint64
 	changes bool        // delta: it subscribes, unsubscribes or tells versions
+	demands bool        // a control plane that works answers it
 	compose func() *ask // made when its turn comes, nil: nothing to say any more; empty until then
 	dead    bool        // replaced while it waited
 	due     time.Time   // held back until then

@@ -37,7 +37,7 @@ func withReplicas(t *testing.T, script func(r *replicas)) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { _ = conn.Close() })
-				r.rig = newRig(t, delta, true, func(c *Config) { c.Upstream, c.Redial = conn, conn.Redial })
+				r.rig = newRig(t, delta, true, func(c *Config) { c.Upstream, c.Redial, c.Answers = conn, conn.Redial, true })
 				r.first, r.second = r.cp, xdstest.NewControlPlane(t, r.tr)
 				script(r)
 			})

@@ -56,7 +56,8 @@ type Config struct {
 	MaxWaiting int                      // bytes of responses that wait for an Envoy which does not read, one more message on top; default 64 MiB
 	Own        []Own                    // what the agent asks for itself, right after Envoy has asked for listeners
 	Redial     func()                   // makes the next stream use another connection, because this one is stuck; must not wait; nil: it is not called
-	StuckAfter time.Duration            // a stream on which the control plane reads nothing, or has said nothing at all, for that long is cut; default 45 s, negative: never
+	StuckAfter time.Duration            // a stream on which the control plane reads nothing, or says nothing when it must, for that long is cut; default 45 s, negative: never
+	Answers    bool                     // the control plane answers the first request for clusters or listeners even when Envoy names the version it has, as istiod does
 	MaxAge     time.Duration            // of a stream to the control plane, less up to a tenth; default: no limit
 	Log        *slog.Logger             // default: discarded
 }

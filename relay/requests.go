@@ -86,7 +86,7 @@ func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) err
 	h := &in.header
 	e := &entry{
 		t: t, frame: in.frame, nonce: string(h.nonce), rejects: h.rejects, hasNode: h.node != nil,
-		names: h.names, nameSum: h.nameSum, changes: h.names+h.unnames+h.initial > 0,
+		names: h.names, nameSum: h.nameSum, changes: h.names+h.unnames+h.initial > 0, demands: s.demands(t, h),
 	}
 	rejected, _ := t.awaits(e.nonce)
 	hold, different := s.note(ctx, t, h)
@@ -111,6 +111,14 @@ func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) err
 		s.begin()
 	}
 	return nil
+}
+
+// demands tells whether a control plane that works has to answer a request. Some say nothing to one that names the version they have.
+func (s *session) demands(t *typeState, h *header) bool {
+	if t.url != typeCDS && t.url != typeLDS || len(h.nonce) > 0 {
+		return false
+	}
+	return s.server.config.Answers || len(h.version) == 0 && h.initial == 0
 }
 
 // keepOpen sends, while a NACK is held, the same NACK under the version that it rejects. To a control plane that decides by comparing

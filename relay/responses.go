@@ -72,7 +72,7 @@ func (s *session) refused(ctx context.Context, err error, from string) {
 	}
 	var candidates []string
 	for _, t := range s.list {
-		if t.requested && t.status.Responses == t.status.ACKs+t.status.NACKs {
+		if t.requested && t.url != typeHealth && t.status.Responses == t.status.ACKs+t.status.NACKs {
 			candidates = append(candidates, t.url)
 		}
 	}

@@ -219,9 +219,9 @@ func (s *session) loop(ctx context.Context) error {
 		case in := <-fromUpstream:
 			err = s.response(ctx, in)
 		case toUpstream <- upFrame:
+			s.watch.asked(s.up.head())
 			s.up.pop()
 			s.nodeSent = true
-			s.watch.asked()
 		case toEnvoy <- downFrame:
 			s.down.pop()
 		case <-s.connected:

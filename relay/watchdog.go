@@ -19,14 +19,15 @@ const (
 )
 
 // watchdog notices that an upstream stream does not move although its connection answers pings. A control plane that has nothing to say
-// cannot be told from one that is stuck, but for the first answer of a stream: that one always comes from a control plane that works. So
-// a stream is stuck when a request cannot be sent, or when nothing at all was answered; and whoever wants more gives it a maximum age.
+// cannot be told from one that is stuck, but for its first answer when Envoy has nothing yet: that one always comes from a control plane
+// that works. So a stream is stuck when a request cannot be sent, or when that answer does not come; whoever wants more gives streams a
+// maximum age.
 type watchdog struct {
 	after   time.Duration // negative: never
 	age     time.Duration // 0: any
 	sending atomic.Int64  // since when the writer has been at one request, in Unix nanoseconds; 0: it is not
 
-	first    time.Time // when the stream's first request went out
+	first    time.Time // when the first request went out that demands an answer
 	answered bool      // anything came
 	end      time.Time // when it is too old, zero: never
 	held     time.Time // when Envoy last kept us from reading: then the control plane may have to wait with reading, too
@@ -66,8 +67,8 @@ func (w *watchdog) opened(now time.Time) {
 }
 
 // asked notes that a request goes to the writer.
-func (w *watchdog) asked() {
-	if w.first.IsZero() {
+func (w *watchdog) asked(e *entry) {
+	if e.demands && w.first.IsZero() {
 		w.first = time.Now()
 	}
 }

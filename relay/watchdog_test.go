@@ -72,12 +72,40 @@ func TestMuteStreamIsCut(t *testing.T) {
 		r.envoy.Quiet(time.Hour) // it has answered once: silence is no sign
 		up.End(codes.Unavailable, "bye")
 		_ = r.envoy.End()
+		r.envoy = r.envoy.Restarted()
 		up = r.open()
 		start := time.Now()
-		r.envoy.Again(xdstest.CDS)
+		r.envoy.Want(xdstest.CDS)
 		up.Recv()
 		r.endsAfter(start, defaultStuckAfter, "has answered nothing") // patience starts anew
 	})
+}
+
+// Some control planes say nothing to an Envoy that names the versions they have: only one that is known to answer is taken for stuck.
+func TestSilenceToVersionsThatAreKnown(t *testing.T) {
+	for _, answers := range []bool{false, true} {
+		watched(t, func(c *Config) { c.Answers = answers }, func(r *rig, redials *atomic.Int32) {
+			up := r.open()
+			r.envoy.Want(xdstest.CDS)
+			up.Recv()
+			r.envoy.ACK(sendAndRecv(r, up, xdstest.Response{Type: xdstest.CDS, Version: "1", Resources: xdstest.R("1", "c=a")}))
+			up.Recv()
+			up.End(codes.Unavailable, "bye")
+			_ = r.envoy.End()
+			up = r.open()
+			start := time.Now()
+			r.envoy.Again(xdstest.CDS)
+			up.Recv()
+			if answers {
+				r.endsAfter(start, defaultStuckAfter, "has answered nothing")
+				return
+			}
+			r.envoy.Quiet(time.Hour)
+			if redials.Load() != 0 {
+				r.t.Error("the stream was cut")
+			}
+		})
+	}
 }
 
 // A control plane that stops reading is stuck, though it goes on sending and its connection answers pings.

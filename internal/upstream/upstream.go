@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -173,7 +174,7 @@ func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, e
 
 // Info implements credentials.TransportCredentials.
 func (t *transport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", SecurityVersion: "1.2", ServerName: t.config.ServerName}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: t.config.ServerName}
 }
 
 // Clone implements credentials.TransportCredentials.
@@ -199,8 +200,8 @@ func (h header) RequireTransportSecurity() bool { return false }
 func CheckHeader(h map[string]string) error {
 	for name, value := range h {
 		lower := strings.ToLower(name)
-		if name == "" || strings.HasPrefix(lower, "grpc-") || !isName(lower) {
-			return fmt.Errorf("header %q: this cannot be the name of gRPC metadata: use letters, digits, '-', '_' and '.', and no grpc- prefix", name)
+		if name == "" || strings.HasPrefix(lower, "grpc-") || slices.Contains(reserved, lower) || !isName(lower) {
+			return fmt.Errorf("header %q: this cannot be the name of gRPC metadata: use letters, digits, '-', '_' and '.', and none of gRPC's own names", name)
 		}
 		if !strings.HasSuffix(lower, "-bin") && !printable(value) {
 			return fmt.Errorf("header %q: its value has characters that cannot be sent: use printable ASCII", name)
@@ -211,6 +212,9 @@ func CheckHeader(h map[string]string) error {
 	}
 	return nil
 }
+
+// reserved are the names that gRPC and HTTP/2 use themselves.
+var reserved = []string{"connection", "content-type", "host", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade", "user-agent"}
 
 func isName(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789-_.", r) }) < 0

@@ -307,6 +307,7 @@ func TestOpenChecksItsConfig(t *testing.T) {
 		{Config{Address: "a:1", Header: map[string]string{"": "x"}}, "name of gRPC metadata"},
 		{Config{Address: "a:1", Header: map[string]string{"grpc-timeout": "x"}}, "name of gRPC metadata"},
 		{Config{Address: "a:1", Header: map[string]string{":authority": "x"}}, "name of gRPC metadata"},
+		{Config{Address: "a:1", Header: map[string]string{"Content-Type": "x"}}, "name of gRPC metadata"},
 		{Config{Address: "a:1", Header: map[string]string{"x": "hunter2\r\ny: z"}}, "printable ASCII"},
 		{Config{Address: "a:1", Header: map[string]string{"x": "1", "X": "2"}}, "given twice"},
 	} {
