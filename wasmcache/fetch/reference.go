@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"unicode"
 
 	"github.com/google/go-containerregistry/pkg/name"
 
@@ -53,8 +54,8 @@ func Parse(raw string) (Reference, error) {
 		u.Scheme, u.Fragment = strings.ToLower(u.Scheme), ""
 		return Reference{kind: kindHTTP, url: u}, nil
 	case "file":
-		if !filepath.IsAbs(rest) || strings.ContainsRune(rest, 0) {
-			return Reference{}, broken(op, "the path must be absolute: file:///dir/plugin.wasm")
+		if !filepath.IsAbs(rest) || strings.ContainsFunc(rest, unicode.IsControl) {
+			return Reference{}, broken(op, "the path must be absolute and without control characters: file:///dir/plugin.wasm")
 		}
 		return Reference{kind: kindFile, path: filepath.Clean(rest)}, nil
 	}
