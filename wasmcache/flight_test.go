@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -199,48 +200,88 @@ func TestPullTimeout(t *testing.T) {
 	wantError(t, err, false, "the pull took too long: more than 50ms", p.Ref("hang:v1"))
 }
 
-// Many callers, a collector that removes everything it may, and blobs that get damaged: each module returned must be whole.
+// Many callers in three stores on one directory, as processes have, each with a collector that removes everything it may, and a verifier: each
+// module returned must be whole, and stay while it is pinned.
 func TestHammer(t *testing.T) {
-	r := registrytest.New(t)
 	const modules = 8
+	r, dir := registrytest.New(t), t.TempDir()
 	for i := range modules {
 		r.Push(t, "hammer", fmt.Sprint("v", i), registrytest.WasmToOCI(core(fmt.Sprint("module", i), 20_000)))
 	}
-	s := open(t, t.TempDir(), func(c *Config) {
-		c.Expiry, c.CollectEvery, c.Quota = 500*time.Millisecond, time.Millisecond, 50_000
-	})
 	ctx, stop := context.WithCancel(t.Context())
-	var collector, callers sync.WaitGroup
-	collector.Go(func() {
-		if err := s.Run(ctx); err != nil {
-			t.Errorf("Run = %v", err)
+	var background, callers sync.WaitGroup
+	for i := range 3 {
+		h := &hammer{registry: r, random: rand.New(rand.NewPCG(1, uint64(i)))}
+		s := open(t, dir, func(c *Config) {
+			c.Expiry, c.CollectEvery, c.Quota, c.Refresh = 500*time.Millisecond, 5*time.Millisecond, 50_000, 20*time.Millisecond
+			c.Pins, c.Log = h.pinned, nil
+		})
+		background.Go(func() {
+			if err := s.Run(ctx); err != nil {
+				t.Errorf("Run = %v", err)
+			}
+		})
+		for range 2 {
+			callers.Go(func() {
+				for range 25 {
+					h.once(t, s)
+				}
+			})
 		}
-	})
-	for worker := range 4 {
-		callers.Go(func() {
-			random := rand.New(rand.NewPCG(1, uint64(worker)))
-			for range 60 {
-				i := random.IntN(modules)
-				hammerOnce(t, s, Request{URL: r.Ref(fmt.Sprint("hammer:v", i)), Always: random.IntN(4) == 0}, core(fmt.Sprint("module", i), 20_000))
+		background.Go(func() {
+			for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 				s.Status()
+				if _, err := s.Prune(PruneOptions{All: true}); err != nil {
+					t.Errorf("Prune = %v", err)
+				}
+				if damaged, _, err := s.Verify(ctx, nil); ctx.Err() == nil && (err != nil || len(damaged) > 0) {
+					t.Errorf("Verify = %+v, %v", damaged, err)
+				}
 			}
 		})
 	}
 	callers.Wait()
 	stop()
-	collector.Wait()
+	background.Wait()
 }
 
-func hammerOnce(t *testing.T, s *Store, req Request, want []byte) {
+// hammer is an agent: it pins what it works with.
+type hammer struct {
+	registry *registrytest.Registry
+	mu       sync.Mutex
+	random   *rand.Rand
+	pins     []string
+}
+
+func (h *hammer) pinned() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.pins)
+}
+
+func (h *hammer) once(t *testing.T, s *Store) {
+	h.mu.Lock()
+	i := h.random.IntN(8)
+	req := Request{URL: h.registry.Ref(fmt.Sprint("hammer:v", i)), Always: h.random.IntN(4) == 0, Preload: h.random.IntN(4) == 0, Resource: fmt.Sprint(h.random.IntN(4))}
+	want := core(fmt.Sprint("module", i), 20_000)
+	h.pins = append(h.pins, hexOf(want))
+	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	m, err := s.Get(ctx, req)
-	if err != nil {
-		t.Errorf("Get = %v", err)
-		return
+	for range 3 { // an Envoy that opens it again and again
+		if err != nil {
+			t.Errorf("Get = %v", err)
+			break
+		}
+		got, err := os.ReadFile(m.Path)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s holds %d bytes (%v), want %d", m.Path, len(got), err, len(want))
+		}
+		time.Sleep(time.Millisecond)
 	}
-	got, err := os.ReadFile(m.Path)
-	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%s holds %d bytes (%v), want %d", m.Path, len(got), err, len(want))
-	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	j := slices.Index(h.pins, hexOf(want))
+	h.pins = slices.Delete(h.pins, j, j+1)
 }

@@ -77,6 +77,7 @@ func (v *servant) loop(ctx context.Context, seed uint64) {
 // Two processes that share a store are killed at random moments of pulling, noting, checking, collecting, verifying and opening. Whatever
 // the moment: nothing bad is served, and nothing good is lost.
 func TestKilledAtRandomMoments(t *testing.T) {
+	t.Parallel()
 	const rounds = 105
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

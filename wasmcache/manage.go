@@ -85,15 +85,16 @@ func (s *Store) Verify(ctx context.Context, progress func(done, total int64)) (d
 	return damaged, checked, nil
 }
 
-// verify hashes one blob, whatever was found of it earlier.
+// verify hashes one blob, whatever was found of it earlier. there is false for one that was removed in between, and for what is not ours.
 func (s *Store) verify(ctx context.Context, digest string) (whole, there bool, err error) {
-	if _, err := s.root.Lstat(blobName(digest)); err != nil || !isDigest(digest) {
-		return false, false, nil // removed in between, or nothing of ours
+	info, err := s.root.Lstat(blobName(digest))
+	if err != nil || !isDigest(digest) {
+		return false, false, nil
 	}
 	release, ok, err := s.hold(ctx, digest)
 	defer release()
 	if err != nil || !ok {
-		return false, err == nil, err
+		return false, err == nil && !info.Mode().IsRegular(), err // hold has put that in the quarantine
 	}
 	s.verified.Remove(digest)
 	whole, err = s.intact(ctx, digest)

@@ -132,10 +132,7 @@ func TestWhatAnyProcessUsesIsNotCollected(t *testing.T) {
 
 // A process that is stopped in the middle of a download delays others, but not for ever.
 func TestAStoppedDownloaderIsOvertaken(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it waits for the patience of a lock")
-	}
-	t.Parallel()
+	t.Parallel() // it waits for the patience of a lock
 	dir := t.TempDir()
 	stopped := startChild(t, childConfig{Dir: dir, Inline: 1000, Slow: time.Hour})
 	stopped.send("get", "oci://r.test/slow:v1")
