@@ -30,6 +30,9 @@ func (a *app) validateCommand() *cobra.Command {
 
 func (a *app) validate(cmd *cobra.Command, s *settings) error {
 	g := &gateway{settings: s}
+	if err := checkModuleFiles(s); err != nil {
+		return err
+	}
 	if s.configDir != "" {
 		source, err := standalone.New(standalone.Config{Dir: s.configDir})
 		if err != nil {

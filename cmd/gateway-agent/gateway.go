@@ -38,6 +38,7 @@ type gateway struct {
 	draining atomic.Bool
 
 	store    *wasmcache.Store
+	lock     *lock        // nil without --lockfile
 	plugins  *ecds.Engine // nil with --wasm=off
 	secrets  *sds.Server
 	source   *standalone.Source // nil with --xds-address
@@ -190,7 +191,7 @@ func (g *gateway) parts() iter.Seq2[string, func(context.Context) error] {
 	return func(yield func(string, func(context.Context) error) bool) {
 		_ = yield("sds", g.secrets.Run) &&
 			(g.source == nil || (yield("standalone", g.source.Run) && yield("standalone server", g.serveSource))) &&
-			(g.plugins == nil || (yield("ecds", g.plugins.Run) && yield("module store", g.store.Run))) &&
+			(g.plugins == nil || (yield("ecds", g.plugins.Run) && yield("module store", g.runStore))) &&
 			yield("xds server", g.serveXDS) &&
 			yield("status server", func(ctx context.Context) error { return g.status.Serve(ctx, g.public, g.status.Public()) }) &&
 			yield("control server", func(ctx context.Context) error { return g.status.Serve(ctx, g.control, g.status.Control()) })

@@ -75,6 +75,8 @@ const importExample = `  gateway-agent wasm import modules.tar
 const verifyHelp = `Verify hashes every module in the store. A damaged one is set aside, and pulled again when it is needed.` + moduleExits +
 	`0 all are whole; 1 at least one was damaged; 2 bad usage.`
 
+const verifyExample = `  gateway-agent wasm verify --data-dir /var/lib/gateway-agent`
+
 const pruneHelp = `Prune removes modules that no process uses. Without --yes it says which, and removes nothing. Without --all, --older-than and --keep
 they are what a running agent would drop by itself: older than --wasm-expiry, or more than --wasm-store-size.` + moduleExits +
 	`0 done; 1 it failed; 2 bad usage.`

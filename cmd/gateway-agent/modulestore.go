@@ -83,6 +83,16 @@ func newRegistryClient(s *settings, log *slog.Logger) (*oci.Client, func(), erro
 	return oci.New(oci.Config{HTTP: web, Credentials: n.credentials, Registries: n.registries}), web.CloseIdleConnections, nil
 }
 
+// checkModuleFiles reads the files that the settings of modules name, as `run` does.
+func checkModuleFiles(s *settings) error {
+	log := slog.New(slog.DiscardHandler)
+	_, err := newNetwork(s, log)
+	if err == nil && s.lockfile != "" {
+		_, err = openLock(s.lockfile, log)
+	}
+	return err
+}
+
 // network is how this machine reaches registries.
 type network struct {
 	credentials *credential.Store

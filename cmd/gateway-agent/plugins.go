@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/gateway-agent/gateway-agent/ecds"
 	"github.com/gateway-agent/gateway-agent/internal/atomicfile"
 	"github.com/gateway-agent/gateway-agent/policywasm"
@@ -28,7 +30,7 @@ func (g *gateway) buildPlugins() (err error) {
 	if err != nil {
 		return err
 	}
-	g.store = opened.Store
+	g.store, g.lock = opened.Store, opened.lock
 	config := ecds.Config{
 		Modules:      modules{opened},
 		State:        stateFile(s.data("plugins.json")),
@@ -42,6 +44,17 @@ func (g *gateway) buildPlugins() (err error) {
 	}
 	g.plugins, err = ecds.New(config)
 	return err
+}
+
+// runStore runs the store, and follows the lockfile.
+func (g *gateway) runStore(ctx context.Context) error {
+	if g.lock == nil {
+		return g.store.Run(ctx)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return g.store.Run(ctx) })
+	group.Go(func() error { return g.lock.run(ctx, g.plugins.Recheck) })
+	return group.Wait()
 }
 
 // modules lets ecds ask the store.

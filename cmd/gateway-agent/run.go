@@ -46,6 +46,7 @@ func runFlags(cmd *cobra.Command, s *settings) {
 	_ = cmd.RegisterFlagCompletionFunc("xds-mode", fixedCompletion("delta", "sotw"))
 	_ = cmd.RegisterFlagCompletionFunc("wasm", fixedCompletion("on", "off"))
 	_ = cmd.RegisterFlagCompletionFunc("wasm-unvouched", fixedCompletion("warn", "refuse"))
+	_ = cmd.RegisterFlagCompletionFunc("wasm-preloaded", fixedCompletion("trust", "verify"))
 	_ = cmd.RegisterFlagCompletionFunc("log-level", fixedCompletion("debug", "info", "warn", "error"))
 	_ = cmd.RegisterFlagCompletionFunc("log-format", fixedCompletion("text", "json"))
 	_ = cmd.MarkFlagDirname("config-dir")

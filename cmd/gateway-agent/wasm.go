@@ -129,6 +129,14 @@ func interrupted(ctx context.Context) error {
 	return errors.New("interrupted: what was complete is kept, nothing is left half")
 }
 
+// ended is err, unless it only says that the command was interrupted.
+func ended(ctx context.Context, err error) error {
+	if cut := interrupted(ctx); cut != nil {
+		return cut
+	}
+	return err
+}
+
 // storeKey is the form of a reference in which it can be compared and shown: complete, and without credentials.
 func storeKey(url string) (string, error) {
 	ref, err := fetch.Parse(url)

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/base64"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,10 +72,11 @@ func (m *moduleRig) setup(t *testing.T, env *testscript.Env) error {
 	return nil
 }
 
-// commands are `envsubst FILE`, which puts variables into a file, and those for the registry: `registry down|up`, `registry hang`, which lets
+// commands are `agent [code=N] ARGS`, which runs the command line inside the test, for speed and for the race detector: paths must be
+// absolute; `envsubst FILE`, which puts variables into a file, and those for the registry: `registry down|up`, `registry hang`, which lets
 // blobs begin and never end, `registry await PART`, until a request has PART in its path, `registry saw N PART`, and `registry forget`.
 func (m *moduleRig) commands() map[string]func(*testscript.TestScript, bool, []string) {
-	return map[string]func(*testscript.TestScript, bool, []string){"envsubst": envsubst, "registry": func(ts *testscript.TestScript, _ bool, args []string) {
+	return map[string]func(*testscript.TestScript, bool, []string){"agent": agent, "envsubst": envsubst, "registry": func(ts *testscript.TestScript, _ bool, args []string) {
 		proxy := ts.Value(proxyKey{}).(*registrytest.Proxy)
 		switch {
 		case len(args) == 1 && args[0] == "down":
@@ -98,6 +101,23 @@ func (m *moduleRig) commands() map[string]func(*testscript.TestScript, bool, []s
 			ts.Fatalf("usage: registry down|up|hang|forget|await PART|saw N PART")
 		}
 	}}
+}
+
+func agent(ts *testscript.TestScript, fails bool, args []string) {
+	var env []string
+	for _, name := range []string{"HOME", "PATH", "DOCKER_CONFIG", "HTTPS_PROXY", "HTTP_PROXY", "GATEWAY_AGENT_DATA_DIR"} {
+		env = append(env, name+"="+ts.Getenv(name))
+	}
+	want := "0"
+	if fails {
+		want = "1"
+	}
+	if code, ok := strings.CutPrefix(args[0], "code="); ok {
+		args, want = args[1:], code
+	}
+	if got := strconv.Itoa(run(context.Background(), args, env, ts.Stdout(), ts.Stderr())); got != want {
+		ts.Fatalf("exit code %s, want %s", got, want)
+	}
 }
 
 func envsubst(ts *testscript.TestScript, _ bool, files []string) {

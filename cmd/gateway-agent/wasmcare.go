@@ -14,7 +14,7 @@ import (
 func (a *app) verifyCommand() *cobra.Command {
 	o := &moduleOptions{}
 	cmd := &cobra.Command{
-		Use: "verify", Short: "Hash every module in the store", Long: verifyHelp, Args: cobra.NoArgs,
+		Use: "verify", Short: "Hash every module in the store", Long: verifyHelp, Example: verifyExample, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.settleModules(cmd, o); err != nil {
 				return err
@@ -47,7 +47,7 @@ func (a *app) verify(ctx context.Context, o *moduleOptions) error {
 		bar.dropped()
 		show.wait()
 		if err != nil {
-			return errors.Join(interrupted(ctx), err)
+			return ended(ctx, err)
 		}
 		result.Checked, result.Damaged = checked, append(result.Damaged, damaged...)
 	}

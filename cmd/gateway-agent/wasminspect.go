@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -104,7 +103,7 @@ func (a *app) inspect(ctx context.Context, o *inspectOptions, arg string) error 
 		result, err = a.inspectRef(ctx, o, withScheme(arg))
 	}
 	if err != nil {
-		return errors.Join(interrupted(ctx), err)
+		return ended(ctx, err)
 	}
 	if o.output == "json" {
 		return a.printJSON(result)

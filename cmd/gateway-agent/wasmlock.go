@@ -12,13 +12,15 @@ import (
 	"sync"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
+
 	"github.com/gateway-agent/gateway-agent/internal/lockfile"
 	"github.com/gateway-agent/gateway-agent/wasmcache"
 	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
 )
 
-// lock says what references mean while a lockfile is obeyed: what it lacks is refused. The file is read again when it changed, so that
-// an edit goes live together with the configuration. It is safe for concurrent use.
+// lock says what references mean while a lockfile is obeyed: what it lacks is refused. The file is read again when it changed. It is safe
+// for concurrent use.
 type lock struct {
 	path string
 	log  *slog.Logger
@@ -26,7 +28,13 @@ type lock struct {
 	mu    sync.Mutex
 	file  *lockfile.File
 	stamp lockStamp
+	asked *lru.Cache[string, lockfile.Entry] // by URL as requests spell it: what it meant last
 }
+
+const (
+	lockPoll = 2 * time.Second
+	maxAsked = 4096
+)
 
 // lockStamp differs when a file may have changed.
 type lockStamp struct {
@@ -40,10 +48,35 @@ func openLock(path string, log *slog.Logger) (*lock, error) {
 		return nil, fmt.Errorf("--lockfile: %w", err)
 	}
 	l := &lock{path: path, log: log, stamp: stampOf(path)}
+	if l.asked, err = lru.New[string, lockfile.Entry](maxAsked); err != nil {
+		return nil, err
+	}
 	if l.file, err = lockfile.Read(path); err != nil {
 		return nil, fmt.Errorf("--lockfile: %w", err)
 	}
 	return l, nil
+}
+
+// run looks for changes of the file until ctx ends, and tells the URLs that mean something else by then.
+func (l *lock) run(ctx context.Context, changed func(url string)) error {
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		file := l.current()
+		for _, url := range l.asked.Keys() {
+			key, _ := storeKey(url) // it was parsed when it was asked for
+			now, _ := file.Find(key)
+			if was, ok := l.asked.Peek(url); ok && was != now {
+				l.asked.Add(url, now)
+				changed(url)
+			}
+		}
+	}
 }
 
 func stampOf(path string) lockStamp {
@@ -86,6 +119,7 @@ func (l *lock) find(url string) (lockfile.Entry, error) {
 		return lockfile.Entry{}, err
 	}
 	e, ok := l.current().Find(key)
+	l.asked.Add(url, e)
 	if !ok {
 		return e, &lockError{fmt.Sprintf("%s is not in lockfile %s: add it with 'gateway-agent wasm pull --lockfile %s %s'", key, l.path, filepath.Base(l.path), key)}
 	}

@@ -104,7 +104,7 @@ func (a *app) push(ctx context.Context, o *pushOptions, file, rawRef string) err
 	bar.dropped()
 	show.wait()
 	if err != nil {
-		return errors.Join(interrupted(ctx), err)
+		return ended(ctx, err)
 	}
 	p.Digest, p.Pinned = digest.String(), "oci://"+ref.Context().Name()+"@"+digest.String()
 	if o.output == "json" {

@@ -25,13 +25,13 @@ const (
 // Entry is what one reference means.
 type Entry struct {
 	// Ref is the reference, complete and without credentials: oci://host/repository:tag.
-	Ref string
+	Ref string `json:"ref"`
 	// Manifest is "sha256:…" of the manifest in the registry; "" for what has none (http, https).
-	Manifest string
+	Manifest string `json:"manifest,omitempty"`
 	// Module is "sha256:…" of the module.
-	Module string
+	Module string `json:"module"`
 	// Size is the module's, in bytes.
-	Size int64
+	Size int64 `json:"size"`
 }
 
 // File is a set of entries. The zero File is empty. It is not safe for concurrent changes.
@@ -109,7 +109,10 @@ func (f *File) Write(path string) error {
 }
 
 // Change is one difference between two files: Old or New is nil for an entry that only one of them has.
-type Change struct{ Old, New *Entry }
+type Change struct {
+	Old *Entry `json:"old,omitempty"`
+	New *Entry `json:"new,omitempty"`
+}
 
 // Ref is the reference that changed.
 func (c Change) Ref() string {
