@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -64,8 +65,7 @@ func OpenLayout(path string, cfg Config) (*Layout, error) {
 	}
 	l.files = files
 	if err := l.readIndex(); err != nil {
-		l.files.Close()
-		return nil, named(op, err)
+		return nil, errors.Join(named(op, err), files.Close())
 	}
 	return l, nil
 }

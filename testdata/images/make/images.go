@@ -74,7 +74,7 @@ func artifact(artifactType string, config *blob, layers ...blob) func(context.Co
 		if err != nil {
 			return err
 		}
-		defer store.Close()
+		defer func() { _ = store.Close() }()
 		store.TarReproducible = true
 		options := oras.PackManifestOptions{ManifestAnnotations: map[string]string{ocispec.AnnotationCreated: "1970-01-01T00:00:00Z"}}
 		version := oras.PackManifestVersion1_1
