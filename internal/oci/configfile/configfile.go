@@ -11,8 +11,9 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
+
+	lru "github.com/hashicorp/golang-lru/v2"
 )
 
 // Read returns the content of a regular file of at most limit bytes. It never waits for a writer, as a pipe would make it.
@@ -54,31 +55,35 @@ func Exposure(info fs.FileInfo) string {
 	return strings.Join(all, ", ")
 }
 
+// maxWarnings bounds what is remembered: some of it is about hosts, which others choose.
+const maxWarnings = 1024
+
 // Warnings logs a warning about something when it is new, not each time it is met. It is safe for concurrent use.
 type Warnings struct {
-	log *slog.Logger
-
-	mu   sync.Mutex
-	last map[string]string
+	log  *slog.Logger
+	last *lru.Cache[warning, string] // the details of each warning
 }
+
+type warning struct{ about, msg string }
 
 // NewWarnings returns warnings that go to log; nil means nowhere.
 func NewWarnings(log *slog.Logger) *Warnings {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Warnings{log: log, last: map[string]string{}}
+	last, _ := lru.New[warning, string](maxWarnings) // fails only for a size below 1
+	return &Warnings{log: log, last: last}
 }
 
 // Warn logs msg about a file or a program, unless its last warning was the same.
 func (w *Warnings) Warn(about, msg, detail string) {
-	w.mu.Lock()
-	same := w.last[about+"\x00"+msg] == detail
-	w.last[about+"\x00"+msg] = detail
-	w.mu.Unlock()
-	if !same {
-		w.log.LogAttrs(context.Background(), slog.LevelWarn, msg, slog.String("path", about), slog.String("err", detail))
+	key := warning{about, msg}
+	before, ok := w.last.Get(key)
+	if ok && before == detail {
+		return
 	}
+	w.last.Add(key, detail)
+	w.log.LogAttrs(context.Background(), slog.LevelWarn, msg, slog.String("path", about), slog.String("err", detail)) //nolint:sloglint // callers pass constants
 }
 
 // Secret warns when a file that holds a secret is exposed.
@@ -90,7 +95,5 @@ func (w *Warnings) Secret(path string, info fs.FileInfo) {
 
 // Settled forgets the warnings with this msg about a file or a program, so that they are given again when it happens again.
 func (w *Warnings) Settled(about, msg string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.last, about+"\x00"+msg)
+	w.last.Remove(warning{about, msg})
 }

@@ -63,7 +63,7 @@ func (s *Store) fromFile(ctx context.Context, path string, i image) (authn.AuthC
 	if err != nil {
 		return authn.AuthConfig{}, false, fmt.Errorf("read credentials: %s: %w; repair or remove it", path, err)
 	}
-	if len(config.Auths) > 0 {
+	if config.secret() {
 		s.warnings.Secret(path, info)
 	}
 	if helper := config.helper(i.host); helper != "" {
@@ -80,6 +80,16 @@ func (s *Store) fromFile(ctx context.Context, path string, i image) (authn.AuthC
 		return authn.AuthConfig{}, false, fmt.Errorf("read credentials: %s: the entry for %s cannot be used: %w", path, i.host, err)
 	}
 	return auth, ok, nil
+}
+
+// secret tells that the file holds credentials; docker writes empty entries beside a credsStore.
+func (c dockerConfig) secret() bool {
+	for _, raw := range c.Auths {
+		if len(bytes.Trim(raw, "{} \t\r\n")) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // helper returns the name of the helper for a host, "" for none.

@@ -297,3 +297,21 @@ func TestConcurrentCallsShareOneRun(t *testing.T) {
 		t.Errorf("the callers got %v with %d runs; want one run for all", got, len(s.calls()))
 	}
 }
+
+func TestComplaintHasNoSecrets(t *testing.T) {
+	for _, tc := range []struct{ stderr, secret, want string }{
+		{"", "", ""},
+		{"first\nAccessDenied: role x\n", "", "AccessDenied: role x"},
+		{"+ login hunter2-very-secret", `{"Secret":"hunter2-very-secret"}`, "+ login …"},
+		{"env PASS was hunter2-very-secret", "PASS=hunter2-very-secret", "env … was …"},
+		{"curl -H 'Authorization: Bearer hunter2-very-secret' failed", "", "curl -H 'Authorization: Bearer …' failed"},
+		{`{"access_token": "hunter2-very-secret", "x": 1}`, "", `{"access_token": "…", "x": 1}`},
+		{"password=hunter2-very-secret rejected", "", "password=… rejected"},
+		{"bell\a and \xff escape\x1b[31m", "", "bell  and   escape [31m"},
+		{strings.Repeat("x", 300), "", strings.Repeat("x", 200) + "…"},
+	} {
+		if got := complaint(tc.stderr, []string{tc.secret}); got != tc.want {
+			t.Errorf("complaint(%q, %q) = %q, want %q", tc.stderr, tc.secret, got, tc.want)
+		}
+	}
+}

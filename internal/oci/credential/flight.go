@@ -21,6 +21,10 @@ type call[T any] struct {
 }
 
 func (f *flight[T]) do(ctx context.Context, key string, run func(context.Context) (T, error)) (T, error) {
+	if ctx.Err() != nil {
+		var zero T
+		return zero, context.Cause(ctx)
+	}
 	c := f.join(ctx, key, run)
 	select {
 	case <-c.done:

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 )
 
 const (
@@ -99,21 +100,26 @@ func (r *runner) run(ctx context.Context, c command) ([]byte, error) {
 	cmd.Env = append(environ(r.env), c.env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(c.input), stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Cancel = func() error {
+		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+		return os.ErrProcessDone
+	}
 	cmd.WaitDelay = pipeLinger
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrWaitDelay) { // children of the program hold its output open, so the group still exists
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		err = nil
 	}
-	return stdout.buf.Bytes(), r.explain(ctx, filepath.Base(c.path), err, stdout, stderr)
+	return stdout.buf.Bytes(), r.explain(ctx, c, err, stdout, stderr)
 }
 
-func (r *runner) explain(ctx context.Context, program string, err error, stdout, stderr *bounded) error {
+func (r *runner) explain(ctx context.Context, c command, err error, stdout, stderr *bounded) error {
 	if err == nil && !stdout.cut {
 		return nil
 	}
-	cause := context.Cause(ctx)
+	program, cause := filepath.Base(c.path), context.Cause(ctx)
 	failed, exited := errors.AsType[*exec.ExitError](err)
 	switch {
 	case stdout.cut:
@@ -123,28 +129,34 @@ func (r *runner) explain(ctx context.Context, program string, err error, stdout,
 	case cause != nil:
 		return cause
 	case exited:
-		return &exitError{program: program, state: failed.ProcessState.String(), complaint: complaint(stderr.buf.Bytes(), stdout.buf.Bytes()), output: stdout.buf.Bytes()}
+		secrets := append([]string{stdout.buf.String()}, c.env...)
+		return &exitError{program: program, state: failed.ProcessState.String(), complaint: complaint(stderr.buf.String(), secrets), output: stdout.buf.Bytes()}
 	}
 	return fmt.Errorf("run %s: %w", program, err)
 }
 
-var word = regexp.MustCompile(`[^\s"'{}:,=\[\]]{4,}`)
+var (
+	word  = regexp.MustCompile(`[^\s"'{}:,=\[\]]{4,}`)
+	named = regexp.MustCompile(`(?i)\b(bearer|basic|\w*(?:token|secret|passw\w*|key))\b(["']?\s*[:=]?\s*["']?)[^\s"',;]{6,}`)
+)
 
-// complaint is the last line of what a program wrote to its standard error, without anything that is in its answer too, which is secret.
-func complaint(stderr, answer []byte) string {
-	lines := strings.Split(strings.TrimSpace(string(stderr)), "\n")
+// complaint is the last line of what a program wrote to its standard error, without the words that are in its answer or its own environment,
+// which may be secret, and without what is called a token or a password.
+func complaint(stderr string, secrets []string) string {
+	lines := strings.Split(strings.TrimSpace(stderr), "\n")
 	line := strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == '\ufffd' {
+		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(lines[len(lines)-1], "\ufffd"))
-	for n, secret := range word.FindAllString(string(answer), -1) {
+	}, strings.ToValidUTF8(lines[len(lines)-1], " "))
+	for n, secret := range word.FindAllString(strings.Join(secrets, " "), -1) {
 		if n > 1000 {
 			return ""
 		}
 		line = strings.ReplaceAll(line, secret, "…")
 	}
+	line = named.ReplaceAllString(line, "$1$2…")
 	if runes := []rune(line); len(runes) > 200 {
 		line = string(runes[:200]) + "…"
 	}

@@ -74,7 +74,7 @@ func parseConf(path string, data []byte, log *slog.Logger) ([]rule, error) {
 	for n, r := range text.Registries {
 		got, err := r.rule()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: [[registry]] %d (%q): %w", path, n+1, strings.TrimSpace(r.Prefix+" "+r.Location), err))
+			errs = append(errs, fmt.Errorf("%s: [[registry]] %d (%q): %w", path, n+1, strings.TrimSpace(withoutUser(r.Prefix)+" "+withoutUser(r.Location)), err))
 			continue
 		}
 		rules = append(rules, got)
@@ -107,7 +107,7 @@ func (r confRegistry) rule() (rule, error) {
 	for _, m := range r.Mirrors {
 		got, err := m.place(r.DigestOnly)
 		if err != nil {
-			return rule{}, fmt.Errorf("mirror %q: %w", m.Location, err)
+			return rule{}, fmt.Errorf("mirror %q: %w", withoutUser(m.Location), err)
 		}
 		out.mirrors = append(out.mirrors, got)
 	}

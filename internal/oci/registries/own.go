@@ -3,7 +3,6 @@ package registries
 import (
 	"cmp"
 	"fmt"
-	"net/http"
 	"slices"
 )
 
@@ -93,7 +92,7 @@ func (e entry) access() access {
 		a.pairs = []pair{*e.pair}
 	}
 	if e.header != nil {
-		a.header = http.Header(*e.header)
+		a.header = *e.header
 	}
 	return a
 }

@@ -1,5 +1,22 @@
 // Package registries says where an image of a registry is really asked for: mirrors in order, then the registry itself, each with its
 // own certificates, as the operator's files say. It reads a file of its own, containerd's certs.d directories and containers-registries.conf(5).
+//
+// The file of its own is YAML: prefixes, each with settings. All settings are optional; each one comes from the longest prefix that has it.
+//
+//	docker.io:                      # host, host:port, host/path, *.domain or *
+//	  mirrors:                      # asked first, in this order; what follows the prefix is added to the name
+//	    - mirror.example.com/hub
+//	  mirrors-by-digest-only: true  # tags are asked of the registry itself
+//	  mirrors-only: false           # true: the registry itself is never asked
+//	mirror.example.com:             # how to connect to a host stands under its own name
+//	  ca: ca.pem                    # paths are relative to this file; beside the system's authorities
+//	  cert: client.pem
+//	  key: client-key.pem
+//	  skip-verify: false
+//	  plain-http: false
+//	  header: {X-Team: gateways}
+//	untrusted.example.com:
+//	  blocked: true
 package registries
 
 import (

@@ -35,7 +35,7 @@ func site(t *testing.T) string {
 	return dir
 }
 
-func write[T string | []byte](t *testing.T, path string, data T) {
+func write[T string | []byte](t testing.TB, path string, data T) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)

@@ -50,7 +50,7 @@ func parseYAML(path string, data []byte) ([]entry, error) {
 	for key, value := range r.pairs(doc.Content[0], "prefixes (host, host/path, *.domain or *), each with its settings") {
 		p, err := parsePrefix(key.Value)
 		if err != nil {
-			r.fail(key, "the prefix %q cannot be used: %w", key.Value, err)
+			r.fail(key, "the prefix %q cannot be used: %w", withoutUser(key.Value), err)
 			continue
 		}
 		id := fmt.Sprintf("%t %s/%s", p.wild, p.host, p.path)
@@ -186,7 +186,7 @@ func (r *yamlReader) mirrors(v *yaml.Node) *[]image {
 		case errors.Is(err, errScheme):
 			r.fail(item, "the mirror must be written without a scheme; for plain HTTP give its host an entry with plain-http: true")
 		case err != nil:
-			r.fail(item, "the mirror %q cannot be used: %w", item.Value, err)
+			r.fail(item, "the mirror %q cannot be used: %w", withoutUser(item.Value), err)
 		default:
 			mirrors = append(mirrors, at)
 		}
