@@ -205,43 +205,39 @@ func TestEnvoyIdentityOutlivesAnOutage(t *testing.T) {
 
 // A new root of the authority reaches Envoy while peers still have certificates of the old one.
 func TestEnvoyIdentityRootRotation(t *testing.T) {
-	for _, api := range apis {
-		t.Run(api, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			fake, cfg := authority(t, r, 4*time.Second)
-			old, next, foreign := fake.Signer(), testca.New(t, "next"), testca.New(t, "foreign")
-			a := startAgent(t, r, cfg)
-			r.start(t, api, r.tls("tls", identity.Certificate, identity.Roots))
-			mine := old.Issue(t, testca.Leaf{})
-			r.eventually(t, 8*time.Second, "handshake", func() error { return r.request(t.Context(), "tls", meshPeer(t, old, mine)) })
-			guest := foreign.Issue(t, testca.Leaf{})
-			if err := r.request(t.Context(), "tls", meshPeer(t, old, guest)); err == nil {
-				t.Error("a peer of another mesh gets in before its root is in the bundle")
-			}
-			if err := a.SetTrustBundle([]string{string(foreign.PEM)}); err != nil {
-				t.Fatal(err)
-			}
-			both := meshPeer(t, old, guest)
-			both.RootCAs.AddCert(next.Cert)
-			r.eventually(t, 2*time.Second, "peer of the bundle", func() error { return r.request(t.Context(), "tls", both) })
-
-			if err := os.WriteFile(r.path("ca-root.pem"), append(old.PEM, next.PEM...), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			fake.SignWith(next)
-			newer := meshPeer(t, next, next.Issue(t, testca.Leaf{}))
-			r.eventually(t, 8*time.Second, "peer with the new root", func() error { return r.request(t.Context(), "tls", newer) })
-			older := meshPeer(t, next, mine)
-			if err := r.request(t.Context(), "tls", older); err != nil {
-				t.Errorf("peer with a certificate of the old root: %v", err)
-			}
-			r.eventually(t, 12*time.Second, "end of the overlap", func() error {
-				if err := r.request(t.Context(), "tls", older); err == nil {
-					return errors.New("the old root is still trusted")
-				}
-				return nil
-			})
-		})
+	t.Parallel()
+	r := newRig(t)
+	fake, cfg := authority(t, r, 4*time.Second)
+	old, next, foreign := fake.Signer(), testca.New(t, "next"), testca.New(t, "foreign")
+	a := startAgent(t, r, cfg)
+	r.start(t, "GRPC", r.tls("tls", identity.Certificate, identity.Roots))
+	mine := old.Issue(t, testca.Leaf{})
+	r.eventually(t, 8*time.Second, "handshake", func() error { return r.request(t.Context(), "tls", meshPeer(t, old, mine)) })
+	guest := foreign.Issue(t, testca.Leaf{})
+	if err := r.request(t.Context(), "tls", meshPeer(t, old, guest)); err == nil {
+		t.Error("a peer of another mesh gets in before its root is in the bundle")
 	}
+	if err := a.SetTrustBundle([]string{string(foreign.PEM)}); err != nil {
+		t.Fatal(err)
+	}
+	both := meshPeer(t, old, guest)
+	both.RootCAs.AddCert(next.Cert)
+	r.eventually(t, 2*time.Second, "peer of the bundle", func() error { return r.request(t.Context(), "tls", both) })
+
+	if err := os.WriteFile(r.path("ca-root.pem"), append(old.PEM, next.PEM...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fake.SignWith(next)
+	newer := meshPeer(t, next, next.Issue(t, testca.Leaf{}))
+	r.eventually(t, 8*time.Second, "peer with the new root", func() error { return r.request(t.Context(), "tls", newer) })
+	older := meshPeer(t, next, mine)
+	if err := r.request(t.Context(), "tls", older); err != nil {
+		t.Errorf("peer with a certificate of the old root: %v", err)
+	}
+	r.eventually(t, 12*time.Second, "end of the overlap", func() error {
+		if err := r.request(t.Context(), "tls", older); err == nil {
+			return errors.New("the old root is still trusted")
+		}
+		return nil
+	})
 }

@@ -17,6 +17,7 @@ type loop struct {
 	after   time.Duration // from the issue of the certificate in use to its renewal
 	retryAt time.Time     // no request before
 	forced  time.Time     // when a request is to be made for another reason than age; zero: there is none
+	serves  bool          // the request on its way is made for that reason too
 	prompt  bool          // a file has changed while a request was on its way
 
 	looked        time.Time // when files were last looked at
@@ -66,6 +67,7 @@ func (w *Workload) runCA(ctx context.Context) {
 		l.look(now)
 		if !asking && l.wants(now) {
 			asking, l.prompt = true, false
+			l.serves = l.isForced(now)
 			wg.Go(func() { answers <- w.ask(ctx) })
 		}
 		l.settle(now)
@@ -149,8 +151,10 @@ func (l *loop) wants(now time.Time) bool {
 
 // overdue says whether a new certificate is needed or wanted.
 func (l *loop) overdue(now time.Time) bool {
-	return l.current == nil || due(l.current, l.after, now) || !l.forced.IsZero() && !now.Before(l.forced)
+	return l.current == nil || due(l.current, l.after, now) || l.isForced(now)
 }
+
+func (l *loop) isForced(now time.Time) bool { return !l.forced.IsZero() && !now.Before(l.forced) }
 
 // rest is how long nothing is to be done, at most until files are looked at again. Waking that often also finds jumps of the clock.
 func (l *loop) rest(now time.Time) time.Duration {
@@ -176,14 +180,16 @@ func (l *loop) take(o outcome, now time.Time) {
 	}
 	l.adopt(o.got, now)
 	l.retryAt = now.Add(minGap) // even if its life is absurdly short
-	l.forced = time.Time{}
+	if l.serves {
+		l.forced = time.Time{}
+	}
 	l.unkept, l.unwritten, l.disk = l.cfg.Keep != "", l.cfg.Output != "", time.Time{}
 	l.mu.Lock()
 	failures, since := l.failures, l.since
 	l.failures, l.problem, l.since = 0, nil, time.Time{}
 	l.granted++
 	l.mu.Unlock()
-	attrs := []any{"serial", o.got.leaf.SerialNumber.Text(16), "not_after", o.got.leaf.NotAfter, "renewal_in", l.after.Round(time.Second)}
+	attrs := []any{"serial", o.got.leaf.SerialNumber.Text(16), "not_after", o.got.ends, "renewal_in", l.after.Round(time.Second)}
 	if failures > 0 {
 		attrs = append(attrs, "failures", failures, "failing_for", now.Sub(since).Round(time.Millisecond))
 	}
@@ -216,7 +222,7 @@ func (l *loop) overlapLocked(c *credential, now time.Time) []previous {
 		until := now.Add(min(old.life(), l.cfg.RootOverlap))
 		for _, root := range old.roots {
 			if !contains(c.roots, root) {
-				dropped = append(dropped, previous{root, until})
+				dropped = append(dropped, previous{cert: root, until: until})
 			}
 		}
 	}
@@ -236,7 +242,7 @@ func (l *loop) fail(err error, now time.Time) {
 	l.problem = err
 	var left, life time.Duration
 	if l.current != nil {
-		left, life = l.current.leaf.NotAfter.Sub(now), l.current.life()
+		left, life = l.current.ends.Sub(now), l.current.life()
 	}
 	wait := l.times.retry(l.failures, left, life)
 	l.mu.Unlock()

@@ -28,6 +28,7 @@ type credential struct {
 	key     crypto.Signer
 	keyPEM  []byte
 	issued  time.Time // when we got it; NotBefore is earlier, because authorities backdate
+	ends    time.Time // when the first certificate between leaf and root ends
 	remarks []string  // what is odd about it and no reason to refuse it
 }
 
@@ -122,17 +123,32 @@ func (c *credential) checkChain(now time.Time) error {
 	if at.Before(c.leaf.NotBefore) {
 		at = c.leaf.NotBefore
 	}
-	_, err := c.leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	paths, err := c.leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	if err != nil {
 		return fmt.Errorf("the chain does not lead to the root that came with it: %w", err)
 	}
+	for _, path := range paths {
+		if end := firstEnd(path); end.After(c.ends) {
+			c.ends = end
+		}
+	}
 	return nil
+}
+
+func firstEnd(path []*x509.Certificate) time.Time {
+	end := path[0].NotAfter
+	for _, cert := range path[1:] {
+		if cert.NotAfter.Before(end) {
+			end = cert.NotAfter
+		}
+	}
+	return end
 }
 
 // life is how long a certificate is good for us. The clocks of the authority and this machine may differ: what it was issued for is the
 // most.
 func (c *credential) life() time.Duration {
-	return min(c.leaf.NotAfter.Sub(c.issued), c.leaf.NotAfter.Sub(c.leaf.NotBefore))
+	return min(c.ends.Sub(c.issued), c.leaf.NotAfter.Sub(c.leaf.NotBefore))
 }
 
 // pair is the credential in the form of crypto/tls.

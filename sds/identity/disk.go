@@ -25,6 +25,7 @@ const (
 	maxKept     = 4 << 20 // bytes of a kept identity
 	maxInput    = 8 << 20 // bytes of a token or root file that count
 	keptVersion = 1
+	keptBundle  = 24 * time.Hour // how long at most a trust bundle from before a restart counts
 )
 
 // kept is the file in which an identity survives a restart. It holds the private key: whoever can read it is the workload.
@@ -42,8 +43,9 @@ type kept struct {
 }
 
 type keptRoot struct {
-	Root  string    `json:"root"`
-	Until time.Time `json:"until"`
+	Root    string    `json:"root"`
+	Until   time.Time `json:"until"`
+	Bundled bool      `json:"bundled,omitempty"`
 }
 
 // LogValue keeps the key out of logs.
@@ -58,7 +60,7 @@ func (l *loop) keep() error {
 		Roots: string(encode(c.roots)), Bundle: string(encode(l.bundle)), RootFiles: l.roots,
 	}
 	for _, p := range l.previous {
-		k.Previous = append(k.Previous, keptRoot{string(encode([]*x509.Certificate{p.cert})), p.until.UTC()})
+		k.Previous = append(k.Previous, keptRoot{string(encode([]*x509.Certificate{p.cert})), p.until.UTC(), p.bundled})
 	}
 	l.mu.Unlock()
 	data, err := json.Marshal(k)
@@ -89,21 +91,36 @@ func (l *loop) restore(now time.Time) {
 		return
 	}
 	l.adopt(c, now)
-	l.mu.Lock()
-	if l.bundle == nil { // the control plane has not spoken yet
-		l.bundle, _ = certificates(k.Bundle)
-	}
-	for _, p := range k.Previous {
-		if root, err := certificates(p.Root); err == nil && now.Before(p.Until) && p.Until.Sub(now) <= l.cfg.RootOverlap {
-			l.previous = append(l.previous, previous{root[0], p.Until})
-		}
-	}
-	l.mu.Unlock()
+	l.reviveRoots(k, now)
 	if k.RootFiles != "" && l.roots != "" && k.RootFiles != l.roots {
 		l.forced = now.Add(l.times.spread(rootMost))
 	}
 	l.unwritten = l.cfg.Output != ""
-	l.log.Info("kept identity is used", "not_after", c.leaf.NotAfter, "renewal_in", max(c.issued.Add(l.after).Sub(now), 0).Round(time.Second))
+	l.log.Info("kept identity is used", "not_after", c.ends, "renewal_in", max(c.issued.Add(l.after).Sub(now), 0).Round(time.Second))
+}
+
+// reviveRoots takes the kept roots into use that still count. The trust bundle counts until the control plane speaks, but not for ever: what
+// it took away in the meantime may never be said again.
+func (w *Workload) reviveRoots(k *kept, now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	add := func(text string, until time.Time, bundled bool, most time.Duration) {
+		certs, err := certificates(text)
+		if err != nil || !now.Before(until) || until.Sub(now) > most || bundled && w.spoken {
+			return
+		}
+		for _, cert := range certs {
+			w.previous = append(w.previous, previous{cert, until, bundled})
+		}
+	}
+	add(k.Bundle, now.Add(keptBundle), true, keptBundle)
+	for _, p := range k.Previous {
+		if p.Bundled {
+			add(p.Root, p.Until, true, keptBundle)
+		} else {
+			add(p.Root, p.Until, false, w.cfg.RootOverlap)
+		}
+	}
 }
 
 // revive checks what was kept like an authority's answer.

@@ -70,7 +70,7 @@ type Config struct {
 	Authority   string        // name of what Signer asks, such as its address: a kept identity of another one is not used
 	ID          string        // SPIFFE id, from [ID]; required
 	Life        time.Duration // what is asked for; default 24 h
-	GraceRatio  float64       // share of the life left when a renewal is due, in (0,1); default 0.5
+	GraceRatio  float64       // share of the life left when a renewal is due, up to 1; default 0.5
 	Jitter      float64       // share of the life by which that varies; default 0.1, negative: none
 	Key         string        // KeyP256, KeyP384 or KeyRSA; default KeyP256
 	RSABits     int           // default 2048
@@ -95,6 +95,7 @@ type Workload struct {
 	mu       sync.Mutex
 	current  *credential // in use; nil: none
 	bundle   []*x509.Certificate
+	spoken   bool // the control plane has said what the bundle is
 	previous []previous
 	renewAt  time.Time
 	failures int // in a row
@@ -149,7 +150,7 @@ func (w *Workload) checkCA(cfg *Config) (errs []error) {
 	if w.spec, err = cfg.keySpec(); err != nil {
 		errs = append(errs, err)
 	}
-	if cfg.GraceRatio < 0 || cfg.GraceRatio >= 1 || cfg.Jitter >= 1 {
+	if cfg.GraceRatio < 0 || cfg.GraceRatio > 1 || cfg.Jitter > 1 {
 		errs = append(errs, fmt.Errorf("grace ratio %v and jitter %v must be shares, between 0 and 1", cfg.GraceRatio, cfg.Jitter))
 	}
 	cfg.Life = cmp.Or(cfg.Life, defaultLife)
@@ -185,7 +186,7 @@ func (w *Workload) TLS() *tls.Certificate {
 }
 
 func (w *Workload) tlsLocked(now time.Time) *tls.Certificate {
-	if w.current == nil || !now.Before(w.current.leaf.NotAfter) {
+	if w.current == nil || !now.Before(w.current.ends) {
 		return nil
 	}
 	return w.current.pair()
@@ -210,10 +211,13 @@ func (w *Workload) SetTrustBundle(texts []string) error {
 		return fmt.Errorf("trust bundle: more than %d certificates", maxCerts)
 	}
 	w.mu.Lock()
-	changed := !sameSet(all, w.bundle)
+	before := len(w.previous)
+	w.previous = slices.DeleteFunc(w.previous, func(p previous) bool { return p.bundled })
+	changed := !sameSet(all, w.bundle) || len(w.previous) < before
 	if changed {
 		w.bundle = all
 	}
+	w.spoken = true
 	w.mu.Unlock()
 	if !changed {
 		return nil

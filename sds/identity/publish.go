@@ -86,10 +86,10 @@ func (l *loop) why(problem error, now time.Time) error {
 		return fmt.Errorf("there is no certificate yet: %w", problem)
 	case problem == nil:
 		return nil
-	case !now.Before(l.current.leaf.NotAfter):
+	case !now.Before(l.current.ends):
 		return fmt.Errorf("has expired and cannot be renewed: %w", problem)
 	default:
-		return fmt.Errorf("cannot be renewed, used until %s: %w", stamp(l.current.leaf.NotAfter), problem)
+		return fmt.Errorf("cannot be renewed, used until %s: %w", stamp(l.current.ends), problem)
 	}
 }
 
@@ -131,7 +131,7 @@ func (l *loop) logStage(problem error, now time.Time) {
 		return
 	}
 	l.stage = n
-	attrs := []any{"left", max(l.current.leaf.NotAfter.Sub(now), 0).Round(time.Second), "not_after", l.current.leaf.NotAfter, "err", problem}
+	attrs := []any{"left", max(l.current.ends.Sub(now), 0).Round(time.Second), "not_after", l.current.ends, "err", problem}
 	switch {
 	case n == len(stages):
 		l.log.Error("certificate in use has expired and cannot be renewed", attrs...)

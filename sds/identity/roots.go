@@ -6,10 +6,12 @@ import (
 	"time"
 )
 
-// previous is a root that the authority no longer uses, but peers may still hold certificates of.
+// previous is a root that the authority no longer uses, but peers may still hold certificates of; or one of the trust bundle from before
+// a restart.
 type previous struct {
-	cert  *x509.Certificate
-	until time.Time
+	cert    *x509.Certificate
+	until   time.Time
+	bundled bool // of the bundle: counts only until the control plane speaks
 }
 
 // unique drops what is there twice.

@@ -76,11 +76,11 @@ func (w *Workload) authorityLocked(s *Status, now time.Time) {
 		return
 	}
 	leaf := w.current.leaf
-	if !now.Before(leaf.NotAfter) {
+	if !now.Before(w.current.ends) {
 		s.State = StateExpired
 	}
 	s.ID, s.Serial = leaf.URIs[0].String(), leaf.SerialNumber.Text(16)
-	s.Issued, s.NotAfter, s.RenewAt = w.current.issued.Round(0), leaf.NotAfter, w.renewAt.Round(0)
+	s.Issued, s.NotAfter, s.RenewAt = w.current.issued.Round(0), w.current.ends, w.renewAt.Round(0)
 	if w.cfg.Choice.Files.Root == "" {
 		s.Roots = w.rootStatusLocked(now)
 	}

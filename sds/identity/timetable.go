@@ -63,7 +63,7 @@ var stages = []struct {
 
 // stage counts the stages that a credential has passed.
 func stage(c *credential, now time.Time) int {
-	left := float64(c.leaf.NotAfter.Sub(now)) / float64(max(c.life(), 1))
+	left := float64(c.ends.Sub(now)) / float64(max(c.life(), 1))
 	n := 0
 	for n < len(stages) && left <= stages[n].left {
 		n++
