@@ -34,6 +34,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "too many scrapes at the same time, try again later", http.StatusServiceUnavailable)
 		return
 	}
+	s.scraped.Inc()
 	ctx, cancel := context.WithTimeout(r.Context(), timeoutOf(r))
 	defer cancel()
 	families, err := s.config.Gatherer.Gather()
@@ -65,6 +66,7 @@ func (s *Server) envoyFamilies(ctx context.Context, out *exposition, query url.V
 	ok := 1.0
 	if err != nil {
 		ok = 0
+		s.failed.Inc()
 		s.config.Log.Debug("envoy's metrics cannot be read", "err", err)
 	}
 	if out.dropped > 0 {

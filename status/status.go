@@ -55,6 +55,8 @@ type Config struct {
 type Server struct {
 	config  Config
 	scrapes chan struct{} // its capacity is how many scrapes may run at the same time
+	scraped prometheus.Counter
+	failed  prometheus.Counter
 }
 
 var debugName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]*$`)
@@ -72,7 +74,26 @@ func New(c Config) (*Server, error) {
 			return nil, fmt.Errorf("status: %q cannot be the name of a debug view", name)
 		}
 	}
-	return &Server{config: c, scrapes: make(chan struct{}, maxScrapes)}, nil
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	return &Server{
+		config: c, scrapes: make(chan struct{}, maxScrapes),
+		scraped: counter("gateway_agent_scrapes_total", "Requests for metrics."),
+		failed:  counter("gateway_agent_envoy_scrape_failures_total", "Requests for metrics that were answered without all of Envoy's."),
+	}, nil
+}
+
+// Describe implements prometheus.Collector.
+func (s *Server) Describe(ch chan<- *prometheus.Desc) {
+	s.scraped.Describe(ch)
+	s.failed.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (s *Server) Collect(ch chan<- prometheus.Metric) {
+	s.scraped.Collect(ch)
+	s.failed.Collect(ch)
 }
 
 // Public has the pages that may be asked from outside: health and metrics, nothing that tells of the configuration. What changes

@@ -93,7 +93,11 @@ func (a *app) bootstrapCommand() *cobra.Command {
 }
 
 func (g *gateway) marshalBootstrap() ([]byte, error) {
-	message, err := bootstrap.New(g.bootstrapConfig())
+	config, err := g.bootstrapConfig()
+	if err != nil {
+		return nil, err
+	}
+	message, err := bootstrap.New(config)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}

@@ -10,20 +10,20 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/gateway-agent/gateway-agent/bootstrap"
 	"github.com/gateway-agent/gateway-agent/ecds"
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/peercred"
 	"github.com/gateway-agent/gateway-agent/internal/upstream"
 	"github.com/gateway-agent/gateway-agent/relay"
 	"github.com/gateway-agent/gateway-agent/sds"
+	"github.com/gateway-agent/gateway-agent/sds/identity"
 	"github.com/gateway-agent/gateway-agent/standalone"
 	"github.com/gateway-agent/gateway-agent/status"
 	"github.com/gateway-agent/gateway-agent/wasmcache"
@@ -37,10 +37,15 @@ type gateway struct {
 	started  time.Time
 	draining atomic.Bool
 
+	readyAfter atomic.Int64            // time.Duration from started to the first readiness; 0: not yet
+	stop       context.CancelCauseFunc // asks the agent to stop, as SIGTERM does
+
 	store    *wasmcache.Store
 	lock     *lock        // nil without --lockfile
 	plugins  *ecds.Engine // nil with --wasm=off
 	secrets  *sds.Server
+	choice   identity.Choice
+	identity *identity.Workload // nil with --identity=none
 	source   *standalone.Source // nil with --xds-address
 	upstream *upstream.Conn
 	relay    *relay.Server
@@ -51,6 +56,7 @@ type gateway struct {
 
 	inProcess *bufconn.Listener // serves source to upstream
 	xds       net.Listener
+	sds       net.Listener // nil when it is the same socket
 	control   net.Listener
 	public    net.Listener
 }
@@ -61,7 +67,10 @@ func (g *gateway) build(ctx context.Context) (err error) {
 	if err := g.findEnvoy(ctx, s); err != nil {
 		return err
 	}
-	if g.secrets, err = sds.New(sds.Config{Deny: []string{s.dataDir, s.runDir}, Log: g.part("sds")}); err != nil {
+	if g.secrets, err = sds.New(sds.Config{Deny: append([]string{s.dataDir, s.runDir}, s.denied...), Log: g.part("sds")}); err != nil {
+		return err
+	}
+	if err := g.buildIdentity(); err != nil {
 		return err
 	}
 	if err := g.openSource(); err != nil {
@@ -71,6 +80,7 @@ func (g *gateway) build(ctx context.Context) (err error) {
 		return err
 	}
 	config := g.relayConfig()
+	config.Own = g.ownTypes()
 	if g.plugins != nil {
 		config.Terminator = g.plugins
 	}
@@ -82,64 +92,19 @@ func (g *gateway) build(ctx context.Context) (err error) {
 
 func (g *gateway) part(name string) *slog.Logger { return g.log.With("part", name) }
 
-func (g *gateway) findEnvoy(ctx context.Context, s *settings) error {
-	if s.envoy == "none" {
-		return nil
-	}
-	path, err := envoy.Find(s.envoy)
-	if err != nil {
-		return fmt.Errorf("--envoy: %w", err)
-	}
-	found, err := envoy.ReadVersion(ctx, path)
-	if err != nil {
-		return fmt.Errorf("--envoy: %w", err)
-	}
-	g.envoyPath = path
-	g.envoy, err = envoy.New(envoy.Config{
-		Path:         path,
-		Version:      found.String(),
-		Bootstrap:    s.path("bootstrap.json"),
-		Admin:        s.path("admin.sock"),
-		Concurrency:  s.concurrency,
-		DrainDelay:   s.drainDelay,
-		DrainMin:     s.drainMin,
-		DrainTimeout: s.drainTimeout,
-		Stdout:       os.Stdout,
-		LogLevel:     envoyLevel(s.logLevel),
-		OnDrain:      func() { g.draining.Store(true) },
-		Log:          g.part("envoy"),
-	})
-	return err
-}
-
-func (g *gateway) bootstrapConfig() bootstrap.Config {
-	s := g.settings
-	metadata := map[string]any{}
-	for _, pair := range s.nodeMeta {
-		key, value, _ := strings.Cut(pair, "=")
-		metadata[key] = value
-	}
-	return bootstrap.Config{
-		NodeID:            s.nodeID,
-		NodeCluster:       s.nodeCluster,
-		NodeMetadata:      metadata,
-		XDSSocket:         s.path("xds.sock"),
-		AdminSocket:       s.path("admin.sock"),
-		Mode:              s.xdsMode,
-		ReadyAddress:      s.readyAddress,
-		PrometheusAddress: s.prometheusAddress,
-		StatusAddress:     s.statusAddress,
-	}
-}
-
 // listen opens every socket before anything starts, so that a taken address is an error at once.
 func (g *gateway) listen() (err error) {
 	s := g.settings
-	if g.control, err = listenUnix(s.path("control.sock")); err != nil {
+	if g.control, err = listenUnix(s.path("control.sock"), 0o600); err != nil {
 		return err
 	}
-	if g.xds, err = listenUnix(s.path("xds.sock")); err != nil {
+	if g.xds, err = listenUnix(s.xdsSocket, s.socketMode()); err != nil {
 		return err
+	}
+	if s.sdsSocket != s.xdsSocket {
+		if g.sds, err = listenUnix(s.sdsSocket, s.socketMode()); err != nil {
+			return err
+		}
 	}
 	if g.public, err = net.Listen("tcp", s.statusAddress); err != nil {
 		return fmt.Errorf("--status-address: %w", err)
@@ -149,8 +114,8 @@ func (g *gateway) listen() (err error) {
 
 const maxUnixPath = 107 // bytes; sockaddr_un.sun_path less its final NUL
 
-// listenUnix opens a socket that only this user can use. A socket that nobody answers on is left over from a crash and is replaced.
-func listenUnix(path string) (net.Listener, error) {
+// listenUnix opens a socket. One that nobody answers on is left over from a crash and is replaced.
+func listenUnix(path string, mode os.FileMode) (net.Listener, error) {
 	if len(path) > maxUnixPath {
 		return nil, fmt.Errorf("socket %s: the path is %d bytes, a unix socket can have %d: choose a shorter --run-dir", path, len(path), maxUnixPath)
 	}
@@ -165,7 +130,7 @@ func listenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := os.Chmod(path, mode); err != nil {
 		_ = listener.Close()
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
@@ -173,7 +138,7 @@ func listenUnix(path string) (net.Listener, error) {
 }
 
 func (g *gateway) close() {
-	for _, c := range []io.Closer{g.control, g.xds, g.public} {
+	for _, c := range []io.Closer{g.control, g.xds, g.sds, g.public} {
 		if c != nil {
 			_ = c.Close()
 		}
@@ -190,6 +155,8 @@ func (g *gateway) close() {
 func (g *gateway) parts() iter.Seq2[string, func(context.Context) error] {
 	return func(yield func(string, func(context.Context) error) bool) {
 		_ = yield("sds", g.secrets.Run) &&
+			(g.identity == nil || yield("identity", g.identity.Run)) &&
+			(!g.settings.reportHealth || yield("health", g.reportHealth)) &&
 			(g.source == nil || (yield("standalone", g.source.Run) && yield("standalone server", g.serveSource))) &&
 			(g.plugins == nil || (yield("ecds", g.plugins.Run) && yield("module store", g.runStore))) &&
 			yield("xds server", g.serveXDS) &&
@@ -199,10 +166,32 @@ func (g *gateway) parts() iter.Seq2[string, func(context.Context) error] {
 }
 
 func (g *gateway) serveXDS(ctx context.Context) error {
-	server := grpc.NewServer(append(g.relay.ServerOptions(), grpc.Creds(peercred.New()), grpc.KeepaliveEnforcementPolicy(envoyPings))...)
+	server := grpc.NewServer(append(g.relay.ServerOptions(), grpc.Creds(peercred.New(g.settings.users()...)), grpc.KeepaliveEnforcementPolicy(envoyPings))...)
 	g.relay.Register(server)
 	g.secrets.Register(server)
-	return serveGRPC(ctx, server, g.xds)
+	if g.sds == nil {
+		return serveGRPC(ctx, server, g.xds)
+	}
+	both, ctx := errgroup.WithContext(ctx)
+	both.Go(func() error { return serveGRPC(ctx, server, g.xds) })
+	both.Go(func() error { return serveGRPC(ctx, server, g.sds) })
+	return both.Wait()
+}
+
+func (s *settings) users() []uint32 {
+	all := make([]uint32, len(s.socketUsers))
+	for i, user := range s.socketUsers {
+		all[i] = uint32(user)
+	}
+	return all
+}
+
+// socketMode lets everybody connect when more users are allowed than the file's mode can say: who it is the kernel tells.
+func (s *settings) socketMode() os.FileMode {
+	if len(s.socketUsers) > 0 {
+		return 0o666
+	}
+	return 0o600
 }
 
 func (g *gateway) serveSource(ctx context.Context) error {

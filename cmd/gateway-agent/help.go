@@ -53,3 +53,27 @@ listeners, each plugin with its digest, state and reason, certificates, and ever
 Exit codes: 0 the gateway is ready; 1 it is not, or no agent answers; 2 bad usage.`
 
 const versionHelp = `Version prints the agent's version, and with --envoy that of the Envoy it would run.`
+
+const proxyHelp = `Proxy takes the place of 'pilot-agent proxy router' in an Istio gateway: the same arguments, environment variables, mounted
+files, ports, paths and socket names. What they mean is turned into the settings of 'run'; --dry-run prints them.
+
+Flags that this agent does not know are skipped with a warning. Variables and settings that do nothing here are named in
+one warning each. Every flag of 'run' may be given too, on the command line or as GATEWAY_AGENT_… in the environment,
+and wins over what Istio's settings say.
+
+docs/istio.md tells how to change a gateway's Deployment, what is the same and what differs.`
+
+const proxyExample = `  gateway-agent proxy router --domain $POD_NAMESPACE.svc.cluster.local --proxyLogLevel=warning
+  gateway-agent proxy router --dry-run
+  GATEWAY_AGENT_DRAIN_DELAY=15s gateway-agent proxy router`
+
+const pilotAgentHelp = `These are the commands of Istio's pilot-agent, for callers that know that name: proxy, request, wait and version.`
+
+const requestHelp = `Request asks Envoy's admin API, on the port that a gateway pod has or on the socket in --run-dir, and prints its answer and
+nothing else. 'istioctl proxy-config' works through it.
+
+Exit codes: 0 Envoy answered; 1 it did not, or said no; 2 bad usage.`
+
+const waitHelp = `Wait asks until the gateway is ready.
+
+Exit codes: 0 it is; 1 it was not in time; 2 bad usage.`

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 )
 
@@ -13,5 +14,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once, and Envoy with it
-	os.Exit(run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+	os.Exit(run(ctx, arguments(os.Args), os.Environ(), os.Stdout, os.Stderr))
+}
+
+// arguments are those of the command line, after the name that the program was called by where that name means something.
+func arguments(line []string) []string {
+	if filepath.Base(line[0]) == pilotAgent {
+		return append([]string{pilotAgent}, line[1:]...)
+	}
+	return line[1:]
 }

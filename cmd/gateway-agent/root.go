@@ -21,13 +21,14 @@ func (e quietError) Error() string { return fmt.Sprintf("exit code %d", e.code) 
 
 // app is what every command needs of the outside world.
 type app struct {
+	args           []string
 	env            environment
 	stdout, stderr io.Writer
 }
 
 // run executes one command line and returns the exit code: 0 done or asked to stop, 2 bad usage, 1 anything else.
 func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) int {
-	a := &app{env: newEnvironment(env), stdout: stdout, stderr: stderr}
+	a := &app{args: args, env: newEnvironment(env), stdout: stdout, stderr: stderr}
 	root := a.rootCommand()
 	root.SetArgs(args)
 	root.SetOut(stdout)
@@ -61,7 +62,8 @@ func (a *app) rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
 	})
-	root.AddCommand(a.runCommand(), a.validateCommand(), a.bootstrapCommand(), a.wasmCommand(), a.statusCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.validateCommand(), a.bootstrapCommand(), a.wasmCommand(), a.statusCommand(), a.versionCommand(),
+		a.proxyCommand(), a.requestCommand(), a.waitCommand(), a.pilotAgentCommand())
 	for _, cmd := range all(root) {
 		if check := cmd.Args; check != nil {
 			cmd.Args = func(cmd *cobra.Command, args []string) error {

@@ -41,6 +41,7 @@ func runFlags(cmd *cobra.Command, s *settings) {
 	s.dirFlags(f)
 	s.envoyFlags(f)
 	s.nodeFlags(f)
+	s.identityFlags(f)
 	s.wasmFlags(f)
 	s.logFlags(f)
 	_ = cmd.RegisterFlagCompletionFunc("xds-mode", fixedCompletion("delta", "sotw"))
@@ -49,6 +50,9 @@ func runFlags(cmd *cobra.Command, s *settings) {
 	_ = cmd.RegisterFlagCompletionFunc("wasm-preloaded", fixedCompletion("trust", "verify"))
 	_ = cmd.RegisterFlagCompletionFunc("log-level", fixedCompletion("debug", "info", "warn", "error"))
 	_ = cmd.RegisterFlagCompletionFunc("log-format", fixedCompletion("text", "json"))
+	_ = cmd.RegisterFlagCompletionFunc("on-crash", fixedCompletion("restart", "exit"))
+	_ = cmd.RegisterFlagCompletionFunc("identity", fixedCompletion("auto", "files", "external", "ca", "none"))
+	_ = cmd.RegisterFlagCompletionFunc("identity-key", fixedCompletion("P-256", "P-384", "RSA"))
 	_ = cmd.MarkFlagDirname("config-dir")
 	_ = cmd.MarkFlagDirname("data-dir")
 	_ = cmd.MarkFlagDirname("run-dir")
@@ -84,19 +88,25 @@ func makeDirs(s *settings) error {
 	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
 		return fmt.Errorf("--run-dir: %w", err)
 	}
+	for _, path := range []string{s.xdsSocket, s.sdsSocket, s.bootstrapFile} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+			return fmt.Errorf("directory of %s: %w", path, err)
+		}
+	}
 	return nil
 }
 
 // serve runs the parts until ctx ends. Envoy is told first and stops first: the parts it needs outlive it.
 func (g *gateway) serve(ctx context.Context) error {
+	envoyCtx, stopEnvoy := context.WithCancelCause(ctx)
+	defer stopEnvoy(nil)
+	g.stop = stopEnvoy
 	parts, stopParts := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopParts()
 	group, failed := errgroup.WithContext(parts)
 	for name, part := range g.parts() {
 		group.Go(func() error { return outlive(parts, name, part) })
 	}
-	envoyCtx, stopEnvoy := context.WithCancelCause(ctx)
-	defer stopEnvoy(nil)
 	stop := context.AfterFunc(failed, func() { stopEnvoy(context.Cause(failed)) })
 	defer stop()
 
@@ -131,7 +141,7 @@ func (g *gateway) writeBootstrap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	path := g.settings.path("bootstrap.json")
+	path := g.settings.bootstrapFile
 	if err := atomicfile.Write(path, data, 0o600); err != nil {
 		return fmt.Errorf("bootstrap: %w", err)
 	}

@@ -36,6 +36,8 @@ type settings struct {
 	dataDir string
 	runDir  string
 
+	runDirGuessed bool // nobody said which
+
 	envoy       string
 	concurrency int
 	nodeID      string
@@ -47,6 +49,9 @@ type settings struct {
 	prometheusAddress string
 
 	moduleSettings
+	envoySettings
+	identitySettings
+	denied []string // directories below which no certificate is served, besides the agent's own; no flag
 
 	drainDelay   time.Duration
 	drainMin     time.Duration
@@ -73,6 +78,7 @@ func (s *settings) sourceFlags(f *pflag.FlagSet) {
 func (s *settings) dirFlags(f *pflag.FlagSet) {
 	s.dataDirFlag(f)
 	s.runDirFlag(f)
+	s.socketFlags(f)
 }
 
 func (s *settings) dataDirFlag(f *pflag.FlagSet) {
@@ -87,9 +93,11 @@ func (s *settings) nodeFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.nodeID, "node-id", "", "Envoy's node id (default: the host name)")
 	f.StringVar(&s.nodeCluster, "node-cluster", "gateway", "Envoy's node cluster")
 	f.StringArrayVar(&s.nodeMeta, "node-metadata", nil, "K=V to add to Envoy's node metadata; may be repeated")
+	s.bootstrapFlags(f)
 	f.StringVar(&s.statusAddress, "status-address", "127.0.0.1:15020", "where the agent answers /healthz/ready, /healthz/live and /metrics")
 	f.StringVar(&s.readyAddress, "ready-address", "0.0.0.0:15021", "Envoy's own listener for a load balancer's GET /healthz/ready; 'off' for none")
 	f.StringVar(&s.prometheusAddress, "prometheus-address", "127.0.0.1:15090", "Envoy's own listener for /stats/prometheus; 'off' for none")
+	s.statusFlags(f)
 }
 
 func (s *settings) envoyFlags(f *pflag.FlagSet) {
@@ -97,7 +105,8 @@ func (s *settings) envoyFlags(f *pflag.FlagSet) {
 	f.IntVar(&s.concurrency, "concurrency", 0, "Envoy's worker threads (default: Envoy decides)")
 	f.DurationVar(&s.drainDelay, "drain-delay", 0, "on SIGTERM: tell clients, fail readiness, but go on accepting this long")
 	f.DurationVar(&s.drainMin, "drain-min", 0, "least time to drain after the listeners closed")
-	f.DurationVar(&s.drainTimeout, "drain-timeout", 30*time.Second, "most time to wait for requests in flight before Envoy is ended")
+	f.DurationVar(&s.drainTimeout, "drain-timeout", 30*time.Second, "most time to wait for requests in flight before Envoy is ended; 0: none")
+	s.processFlags(f)
 }
 
 func (s *settings) logFlags(f *pflag.FlagSet) {
@@ -115,7 +124,8 @@ func (s *settings) complete(env environment) error {
 	s.prometheusAddress = strings.TrimPrefix(s.prometheusAddress, "off")
 	return errors.Join(
 		s.checkSource(),
-		s.checkMetadata(),
+		s.completeEnvoy(),
+		s.completeIdentity(),
 		oneOf("--xds-mode", s.xdsMode, "delta", "sotw"),
 		s.completeModules(env),
 		oneOf("--log-level", s.logLevel, "debug", "info", "warn", "error"),
@@ -136,6 +146,7 @@ func (s *settings) completeDirs(env environment) {
 		s.dataDir = defaultDir(env, "/var/lib", "XDG_STATE_HOME", ".local/state")
 	}
 	if s.runDir == "" {
+		s.runDirGuessed = true
 		s.runDir = defaultDir(env, "/run", "XDG_RUNTIME_DIR", ".local/run")
 	}
 	for _, dir := range []*string{&s.dataDir, &s.runDir} {
@@ -168,15 +179,6 @@ func (s *settings) checkSource() error {
 		return nil
 	}
 	return errors.Join(checkAddress("--xds-address", s.xdsAddress), s.checkUpstream())
-}
-
-func (s *settings) checkMetadata() error {
-	for _, pair := range s.nodeMeta {
-		if key, _, ok := strings.Cut(pair, "="); !ok || key == "" {
-			return fmt.Errorf("--node-metadata is %q: want K=V", pair)
-		}
-	}
-	return nil
 }
 
 func oneOf(flag, value string, allowed ...string) error {

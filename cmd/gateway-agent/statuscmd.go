@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -61,11 +62,23 @@ func (a *app) colors() bool {
 	return ok && a.env["NO_COLOR"] == "" && term.IsTerminal(int(file.Fd()))
 }
 
+// istioRunDir is where an agent in pilot-agent's place has its sockets.
+const istioRunDir = "/etc/istio/proxy"
+
+// controlSocket is the socket of the agent to ask. Where nobody says which, an agent in an Istio gateway is found, too.
+func (s *settings) controlSocket() string {
+	socket := s.path("control.sock")
+	if other := filepath.Join(istioRunDir, "control.sock"); s.runDirGuessed && !isSocket(socket) && isSocket(other) {
+		return other
+	}
+	return socket
+}
+
 // askControl reads one page of the agent that runs in the run directory.
 func askControl(ctx context.Context, s *settings, page string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	socket := s.path("control.sock")
+	socket := s.controlSocket()
 	client := &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)

@@ -72,9 +72,18 @@ func (g *gateway) readyChecks(context.Context) []status.Check {
 		pid = state.PID
 		live := state.PID != 0 && state.State == envoy.StateLive
 		checks = append(checks, status.Check{Name: "envoy live", OK: live, Reason: fmt.Sprintf("Envoy is %s", state.State)})
+		if least := g.settings.readyMinListeners; least > 0 {
+			checks = append(checks, status.Check{
+				Name: "listeners", OK: state.Filled, Reason: fmt.Sprintf("Envoy has not had %d listeners yet (--ready-min-listeners)", least),
+			})
+		}
 	}
 	ok, reason := g.relay.Ready(pid)
-	return append(checks, status.Check{Name: "configuration accepted", OK: ok, Reason: reason})
+	checks = append(checks, status.Check{Name: "configuration accepted", OK: ok, Reason: reason})
+	if allOK(checks) {
+		g.readyAfter.CompareAndSwap(0, int64(time.Since(g.started)))
+	}
+	return checks
 }
 
 // liveChecks fail only when a restart of the agent would help.

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gateway-agent/gateway-agent/bootstrap"
+	"github.com/gateway-agent/gateway-agent/internal/istio"
+	"github.com/gateway-agent/gateway-agent/sds/identity"
+)
+
+// fromIstio says what pilot-agent was told as settings of `run`.
+func fromIstio(s *settings, in istio.Settings) {
+	nodeFromIstio(s, in)
+	planeFromIstio(s, in)
+	identityFromIstio(s, in)
+	envoyFromIstio(s, in)
+	statisticsFromIstio(s, in)
+	telemetryFromIstio(s, in.Telemetry)
+
+	s.insecureRegistries = in.InsecureRegistries
+	if in.ModuleExpiry > 0 {
+		s.wasmExpiry = in.ModuleExpiry
+	}
+}
+
+func nodeFromIstio(s *settings, in istio.Settings) {
+	s.nodeID, s.nodeCluster = in.NodeID, in.NodeCluster
+	data, _ := json.Marshal(in.Metadata) // made from JSON and plain values
+	s.nodeMetaJSON = string(data)
+	if l := in.Locality; l != (istio.Locality{}) {
+		s.nodeLocality = strings.TrimRight(l.Region+"/"+l.Zone+"/"+l.SubZone, "/")
+	}
+}
+
+func planeFromIstio(s *settings, in istio.Settings) {
+	plane := in.ControlPlane
+	s.xdsMode = "delta"
+	s.xdsAddress, s.xdsPlaintext = plane.Address, plane.Plaintext
+	s.xdsTokenFile, s.xdsTokenOptional, s.xdsTokenPlaintext = plane.TokenFile, true, plane.PlaintextToken
+	s.xdsHeader = headerPairs(plane.Header)
+	if !plane.Plaintext {
+		s.xdsCA, s.xdsServerName, s.xdsCert, s.xdsKey = plane.RootFile, plane.ServerName, plane.CertFile, plane.KeyFile
+	}
+	s.reportHealth, s.trustFromPlane = in.ReportHealth, true
+	s.denied = append(s.denied, filepath.Dir(plane.TokenFile))
+}
+
+// headerPairs are NAME=VALUE in a stable order.
+func headerPairs(header map[string]string) []string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(header)) {
+		all = append(all, name+"="+header[name])
+	}
+	return all
+}
+
+func identityFromIstio(s *settings, in istio.Settings) {
+	w := in.Workload
+	s.identity, s.identitySocket = identity.Auto, in.WorkloadSocket
+	s.identityLife, s.identityGrace, s.identityJitter = w.TTL, w.GraceRatio, w.GraceJitter
+	s.identityKey, s.identityBits = keyKind(w), w.RSABits
+	s.identityPKCS8, s.identityOutput = w.PKCS8, w.OutputDir
+	if in.CA.Address == "" {
+		return
+	}
+	s.caAddress, s.caPlaintext, s.caSigner = in.CA.Address, in.CA.Plaintext, w.CertSigner
+	s.identityID = identity.ID(w.TrustDomain, w.Namespace, w.ServiceAccount)
+	s.caCA, s.caServerName, s.caCert, s.caKey = in.CA.RootFile, in.CA.ServerName, in.CA.CertFile, in.CA.KeyFile
+	s.caTokenFile, s.caTokenOptional, s.caTokenPlaintext = in.CA.TokenFile, true, in.CA.PlaintextToken
+	s.caHeader = headerPairs(in.CA.Header)
+}
+
+func keyKind(w istio.Workload) string {
+	switch {
+	case w.KeyType == "rsa":
+		return identity.KeyRSA
+	case w.Curve == "P384":
+		return identity.KeyP384
+	}
+	return identity.KeyP256
+}
+
+func envoyFromIstio(s *settings, in istio.Settings) {
+	s.dataDir, s.runDir = in.DataDir, in.RunDir
+	s.xdsSocket, s.sdsSocket, s.sdsExternal, s.bootstrapFile = in.XDSSocket, in.SDSSocket, in.CredentialSocket, in.BootstrapFile
+	s.adminAddress, s.statusAddress = in.AdminAddress, in.StatusAddress
+	s.readyAddress, s.prometheusAddress = in.ReadyAddress, in.PrometheusAddress
+	s.envoy, s.envoyArgs, s.concurrency = in.Envoy, in.EnvoyArgs, in.Concurrency
+	if in.EnvoyNone {
+		s.envoy = "none"
+	}
+	s.envoyLogLevel, s.envoyComponentLog, s.logLevel, s.logFormat = in.EnvoyLogLevel, in.ComponentLogLevel, in.LogLevel, in.LogFormat
+	s.drainDelay, s.drainMin, s.drainTimeout, s.listenerDrain = in.DrainDelay, in.DrainMin, in.DrainTimeout, in.ListenerDrain
+	s.overlays, s.outlierLog = in.Overlays, in.OutlierLog
+	s.localControl, s.metricsLocal, s.istioMetrics = true, in.MetricsLocalOnly, true
+	s.istioExtras, s.peerDiscovery = true, in.Discovery
+}
+
+func statisticsFromIstio(s *settings, in istio.Settings) {
+	s.statsDefaultTags, s.statsUsedOnly = false, false
+	for _, tag := range in.Statistics.Tags {
+		s.statsTags = append(s.statsTags, tag.Name+"="+tag.Expression)
+	}
+	s.statsPrefixes, s.statsSuffixes, s.statsRegexps = in.Statistics.Prefixes, in.Statistics.Suffixes, in.Statistics.Expressions
+	for _, b := range in.Statistics.Buckets {
+		s.statsBuckets = append(s.statsBuckets, bootstrap.Buckets(b))
+	}
+	for _, name := range slices.Sorted(maps.Keys(in.Runtime)) {
+		s.runtime = append(s.runtime, fmt.Sprintf("%s=%v", name, in.Runtime[name]))
+	}
+}
+
+func telemetryFromIstio(s *settings, t istio.Telemetry) {
+	if t.Tracer != "" {
+		s.tracing = t.Tracer + "=" + t.Trace.Address
+	}
+	s.statsd, s.metricsService, s.accessLogService = t.Statsd, t.MetricsService.Address, t.AccessLogService.Address
+	s.remotes = bootstrap.Telemetry{
+		Trace: remoteFromIstio(t.Trace), MetricsService: remoteFromIstio(t.MetricsService), AccessLogService: remoteFromIstio(t.AccessLogService),
+	}
+}
+
+func remoteFromIstio(r istio.Remote) bootstrap.Remote {
+	remote := bootstrap.Remote{Keepalive: bootstrap.Keepalive(r.Keepalive)}
+	if r.TLS != nil {
+		remote.TLS = new(bootstrap.TLS(*r.TLS))
+	}
+	return remote
+}
