@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 func (a *agent) pull(args ...string) (stdout, stderr string, code int) {
 	a.t.Helper()
 	cmd := exec.CommandContext(a.t.Context(), agentBinary, append([]string{"wasm", "pull", "--data-dir", filepath.Join(a.dir, "data")}, args...)...)
+	cmd.Env = append(os.Environ(), a.env...)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
