@@ -106,13 +106,13 @@ func newNetwork(s *settings, log *slog.Logger) (*network, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--registry-config: %w", err)}
 	}
-	return &network{
-		credentials: credential.New(credential.Config{
-			Env: s.env, KubeletConfig: s.providerConfig, KubeletBinDir: s.providerBinDir, Log: log,
-		}),
-		registries: r,
-		proxy:      proxies(s.env),
-	}, nil
+	c := credential.New(credential.Config{Env: s.env, KubeletConfig: s.providerConfig, KubeletBinDir: s.providerBinDir, Log: log})
+	if s.providerConfig != "" {
+		if err := c.Check(); err != nil {
+			return nil, usageError{fmt.Errorf("--image-credential-provider-config: %w", err)}
+		}
+	}
+	return &network{credentials: c, registries: r, proxy: proxies(s.env)}, nil
 }
 
 // proxies reads HTTP_PROXY, HTTPS_PROXY and NO_PROXY, in capitals or not.
