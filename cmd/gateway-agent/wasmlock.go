@@ -52,7 +52,7 @@ func openLock(path string, log *slog.Logger) (*lock, error) {
 		return nil, err
 	}
 	if l.file, err = lockfile.Read(path); err != nil {
-		return nil, fmt.Errorf("--lockfile: %w", err)
+		return nil, usageError{fmt.Errorf("--lockfile: %w", err)}
 	}
 	return l, nil
 }

@@ -107,7 +107,7 @@ func (o *pullOptions) readLock() (*lockfile.File, error) {
 		return &lockfile.File{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--lockfile: %w", err)
+		return nil, usageError{fmt.Errorf("--lockfile: %w", err)}
 	}
 	return file, nil
 }
