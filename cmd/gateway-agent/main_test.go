@@ -12,13 +12,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){
-		"gateway-agent": func() {
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			os.Exit(run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
-		},
-	})
+	agent := func() {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		os.Exit(run(ctx, arguments(os.Args), os.Environ(), os.Stdout, os.Stderr))
+	}
+	testscript.Main(m, map[string]func(){"gateway-agent": agent, pilotAgent: agent})
 }
 
 func TestScripts(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -13,6 +14,9 @@ import (
 
 	"github.com/gateway-agent/gateway-agent/internal/istio"
 )
+
+// agentShare: Istio's template gives the Go process the whole container's memory for its own, which Envoy shares.
+const agentShare = 4
 
 // pilotAgent is the program whose place the agent takes in an Istio gateway; called by this name it has only that program's commands.
 const pilotAgent = "pilot-agent"
@@ -90,6 +94,9 @@ func (a *app) proxy(ctx context.Context, call *proxyCall, positional []string) e
 	}
 	if call.dryRun {
 		return a.printProxy(call, warnings)
+	}
+	if a.env["GOMEMLIMIT"] != "" {
+		debug.SetMemoryLimit(debug.SetMemoryLimit(-1) / agentShare)
 	}
 	log, _ := newLogger(a.stderr, call.settings)
 	for _, warning := range warnings {

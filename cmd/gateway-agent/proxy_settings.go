@@ -62,6 +62,9 @@ func headerPairs(header map[string]string) []string {
 func identityFromIstio(s *settings, in istio.Settings) {
 	w := in.Workload
 	s.identity, s.identitySocket = identity.Auto, in.WorkloadSocket
+	if in.WorkloadSocketMust {
+		s.identity = identity.External
+	}
 	s.identityLife, s.identityGrace, s.identityJitter = w.TTL, w.GraceRatio, w.GraceJitter
 	s.identityKey, s.identityBits = keyKind(w), w.RSABits
 	s.identityPKCS8, s.identityOutput = w.PKCS8, w.OutputDir

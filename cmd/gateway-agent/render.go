@@ -23,6 +23,7 @@ func renderReport(w io.Writer, r report, now time.Time, colors bool) {
 	s.source(r)
 	s.listeners(r)
 	s.plugins(r)
+	s.identity(r)
 	s.certificates(r)
 }
 
@@ -106,6 +107,21 @@ func (s *screen) plugins(r report) {
 		}
 		return notes
 	})
+}
+
+// identity is who this gateway is to the mesh, and when its certificate is renewed.
+func (s *screen) identity(r report) {
+	if r.Identity == nil {
+		return
+	}
+	i := r.Identity
+	fmt.Fprintf(s.w, "identity      %s   %s   from %s\n", cmp.Or(i.ID, "of the server's choice"), s.state(i.State), cmp.Or(i.Authority, i.Source))
+	if i.Reason != "" {
+		fmt.Fprintf(s.w, "  %s\n", s.bad(firstLine(i.Reason)))
+	}
+	if !i.RenewAt.IsZero() {
+		fmt.Fprintf(s.w, "  renewed in %s, expires in %s\n", span(i.RenewAt.Sub(s.now)), span(i.NotAfter.Sub(s.now)))
+	}
 }
 
 func (s *screen) certificates(r report) {

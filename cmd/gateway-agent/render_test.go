@@ -14,6 +14,7 @@ import (
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/relay"
 	"github.com/gateway-agent/gateway-agent/sds"
+	"github.com/gateway-agent/gateway-agent/sds/identity"
 	"github.com/gateway-agent/gateway-agent/standalone"
 	"github.com/gateway-agent/gateway-agent/status"
 )
@@ -33,7 +34,12 @@ func TestRenderReport(t *testing.T) {
 		Plugins:      []ecds.ResourceStatus{{Name: "waf", State: ecds.StateLive, DigestLive: strings.Repeat("ab", 32), URL: "oci://r/waf:v1"}},
 		Certificates: []sds.SecretStatus{{Name: "edge", State: sds.StateOK, NotAfter: now.AddDate(0, 2, 0), SANs: []string{"a.example", "b.example"}}},
 	}
+	good.Identity = &identity.Status{
+		Source: identity.CA, Authority: "istiod:15012", State: identity.StateOK, ID: "spiffe://cluster.local/ns/a/sa/b",
+		RenewAt: now.Add(11 * time.Hour), NotAfter: now.Add(23 * time.Hour),
+	}
 	bad := good
+	bad.Identity = &identity.Status{Source: identity.CA, Authority: "istiod:15012", State: identity.StatePending, Reason: "connection refused"}
 	bad.Ready = false
 	bad.Checks = []status.Check{{Name: "configuration accepted", Reason: "waiting for the first LDS answer"}}
 	bad.Envoy = &envoy.Status{Version: "1.40.0", State: envoy.StateBackoff, Restarts: 3, AdminUnresponsiveSince: ago(20 * time.Second)}
@@ -48,6 +54,7 @@ func TestRenderReport(t *testing.T) {
 	}
 	bad.Certificates = []sds.SecretStatus{{Name: "edge", State: sds.StatePending, Reason: "open /certs/tls.crt: no such file or directory"}}
 	other := good
+	other.Identity = &identity.Status{Source: identity.Files, State: identity.StateOK}
 	other.Envoy, other.Listeners, other.Plugins, other.Certificates = nil, nil, nil, nil
 	other.ConfigDir = &standalone.Status{
 		Dir: "/etc/edge", Problems: []standalone.Problem{{File: "/etc/edge/a.yaml", Line: 7, Resource: "cluster c", Reason: "unknown field \"typo\"", Since: ago(time.Minute)}},

@@ -64,6 +64,9 @@ func (a *app) run(ctx context.Context, s *settings) error {
 	if err := makeDirs(s); err != nil {
 		return err
 	}
+	if err := raiseFileLimit(); err != nil {
+		log.Warn("envoy has no more open files than the system's default", "err", err)
+	}
 	g := &gateway{settings: s, log: log, level: level, started: time.Now()}
 	if err := g.build(ctx); err != nil {
 		return err

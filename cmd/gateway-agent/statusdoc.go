@@ -10,6 +10,7 @@ import (
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/relay"
 	"github.com/gateway-agent/gateway-agent/sds"
+	"github.com/gateway-agent/gateway-agent/sds/identity"
 	"github.com/gateway-agent/gateway-agent/standalone"
 	"github.com/gateway-agent/gateway-agent/status"
 )
@@ -28,6 +29,7 @@ type report struct {
 	Listeners    []string              `json:"listeners"` // that Envoy has now
 	Plugins      []ecds.ResourceStatus `json:"plugins"`
 	Certificates []sds.SecretStatus    `json:"certificates"`
+	Identity     *identity.Status      `json:"identity,omitempty"` // absent with --identity=none
 }
 
 func (g *gateway) report(ctx context.Context) report {
@@ -44,6 +46,9 @@ func (g *gateway) report(ctx context.Context) report {
 	r.Ready = allOK(r.Checks)
 	if g.envoy != nil {
 		r.Envoy = new(g.envoy.Status())
+	}
+	if g.identity != nil {
+		r.Identity = new(g.identity.Status())
 	}
 	if g.source != nil {
 		r.ConfigDir = new(g.source.Status())

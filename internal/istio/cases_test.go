@@ -188,6 +188,9 @@ func TestPlacesOfTheIdentity(t *testing.T) {
 	const uds = "/var/run/secrets/workload-spiffe-uds/"
 	for name, want := range map[string]string{"": uds + "socket", "spire.sock": uds + "spire.sock", "../../x": uds + "x"} {
 		s := must(t, func(p *pod) { p.env["WORKLOAD_IDENTITY_SOCKET_FILE"] = name })
+		if must := name != ""; s.WorkloadSocketMust != must {
+			t.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE=%q: nobody else may serve: %v, want %v", name, s.WorkloadSocketMust, must)
+		}
 		if s.WorkloadSocket != want || s.SDSSocket != uds+"socket" || s.CA.Address == "" {
 			t.Errorf("WORKLOAD_IDENTITY_SOCKET_FILE=%q: somebody else's %s, ours %s, CA %q; want %s", name, s.WorkloadSocket, s.SDSSocket, s.CA.Address, want)
 		}

@@ -139,10 +139,12 @@ func (m *mapping) clientCertificate() (cert, key string) {
 // mapIdentity says where the workload's certificate may come from; which it is, the agent sees when it starts.
 func (m *mapping) mapIdentity() {
 	m.out.SDSSocket = m.abs(filepath.Join(workloadSDS, workloadSockName))
-	m.out.WorkloadSocket = m.abs(filepath.Join(workloadSDS, filepath.Base(m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))))
+	name := filepath.Base(m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))
+	m.out.WorkloadSocket = m.abs(filepath.Join(workloadSDS, name))
+	m.out.WorkloadSocketMust = name != workloadSockName // who names another one wants that issuer, not istiod's CA instead
 	m.out.Workload = m.workload()
 	if m.flag("FILE_MOUNTED_CERTS") {
-		m.out.CA, m.out.WorkloadSocket = Server{}, ""
+		m.out.CA, m.out.WorkloadSocket, m.out.WorkloadSocketMust = Server{}, "", false
 		return
 	}
 	m.checkProviders()

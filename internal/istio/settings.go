@@ -16,18 +16,19 @@ type Settings struct {
 	ReportHealth bool // ProxyConfig has a readiness probe: istiod wants to know
 	NameTable    bool // a DNS server was asked for; this agent has none
 
-	RunDir            string // sockets that pilot-agent has not
-	DataDir           string
-	BootstrapFile     string
-	XDSSocket         string
-	SDSSocket         string
-	WorkloadSocket    string // where somebody else's SDS server may serve the workload's certificate; may be SDSSocket
-	CredentialSocket  string // somebody else's SDS server for gateway certificates (sds://…); "" = none
-	AdminAddress      string // host:port
-	StatusAddress     string
-	ReadyAddress      string
-	PrometheusAddress string
-	MetricsLocalOnly  bool // metrics are for loopback only
+	RunDir             string // sockets that pilot-agent has not
+	DataDir            string
+	BootstrapFile      string
+	XDSSocket          string
+	SDSSocket          string
+	WorkloadSocket     string // where somebody else's SDS server may serve the workload's certificate; may be SDSSocket
+	WorkloadSocketMust bool   // nobody else shall
+	CredentialSocket   string // somebody else's SDS server for gateway certificates (sds://…); "" = none
+	AdminAddress       string // host:port
+	StatusAddress      string
+	ReadyAddress       string
+	PrometheusAddress  string
+	MetricsLocalOnly   bool // metrics are for loopback only
 
 	Envoy             string // path of the binary
 	EnvoyNone         bool   // DISABLE_ENVOY

@@ -39,7 +39,7 @@ var Variables = []Variable{
 	{Name: "PROV_CERT", Meaning: "directory of a client certificate and roots for istiod and the CA"},
 	{Name: "FILE_MOUNTED_CERTS", Meaning: "certificates only from the files of ISTIO_META_TLS_*; no CA"},
 	{Name: "OUTPUT_CERTS", Meaning: "directory to which the workload's certificate is written"},
-	{Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Meaning: "socket of a foreign SDS server in workload-spiffe-uds"},
+	{Name: "WORKLOAD_IDENTITY_SOCKET_FILE", Meaning: "name of a foreign SDS server's socket in workload-spiffe-uds; another one than 'socket' is waited for, and the CA is not asked"},
 	{Name: "SECRET_TTL", Meaning: "lifetime asked of the CA"},
 	{Name: "SECRET_GRACE_PERIOD_RATIO", Meaning: "part of the lifetime that is left when a certificate is renewed"},
 	{Name: "SECRET_GRACE_PERIOD_RATIO_JITTER", Meaning: "± of that"},
