@@ -38,6 +38,7 @@ func (s *moduleSettings) wasmFlags(f *pflag.FlagSet) {
 	f.DurationVar(&s.wasmRefresh, "wasm-refresh", 0, "how often the registry is asked whether the tags in use have moved (default: never)")
 	f.StringVar(&s.wasmPreloaded, "wasm-preloaded", "trust", "modules put into the store by 'wasm pull' or 'wasm import': 'trust' lets every plugin use them, 'verify' asks the registry for each plugin's pull secret")
 	f.StringVar(&s.lockfile, "lockfile", "", "file of 'wasm pull --lockfile': references mean what it says, and what it lacks is refused")
+	s.retentionFlags(f)
 	s.storeFlags(f)
 }
 
@@ -46,12 +47,11 @@ func (s *moduleSettings) storeFlags(f *pflag.FlagSet) {
 	s.wasmMaxSize = 256 << 20
 	f.StringVar(&s.wasmUnvouch, "wasm-unvouched", "warn", "modules the checker cannot judge: warn or refuse")
 	f.Var(&s.wasmMaxSize, "wasm-max-size", "largest module accepted, as 64MiB")
-	s.retentionFlags(f)
 	f.BoolVar(&s.requireDigest, "require-digest", false, "refuse references without a digest (@sha256:… or the plugin's sha256)")
 	s.registryFlags(f)
 }
 
-// retentionFlags say how long modules stay.
+// retentionFlags say how long modules stay; only `run` and `wasm prune` remove any.
 func (s *moduleSettings) retentionFlags(f *pflag.FlagSet) {
 	s.wasmStore = 1 << 30
 	f.Var(&s.wasmStore, "wasm-store-size", "modules not in use are dropped, oldest first, above this total")

@@ -14,7 +14,7 @@ import (
 func (a *app) verifyCommand() *cobra.Command {
 	o := &moduleOptions{}
 	cmd := &cobra.Command{
-		Use: "verify", Short: "Hash every module in the store", Long: verifyHelp, Example: verifyExample, Args: cobra.NoArgs,
+		Use: "verify", Short: "Hash every module in the store", Long: verifyHelp, Example: verifyExample, Args: cobra.NoArgs, ValidArgsFunction: noFileCompletion,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.settleModules(cmd, o); err != nil {
 				return err
@@ -78,7 +78,8 @@ type pruneOptions struct {
 func (a *app) pruneCommand() *cobra.Command {
 	o := &pruneOptions{}
 	cmd := &cobra.Command{
-		Use: "prune", Short: "Remove modules that nothing uses; without --yes, say which", Long: pruneHelp, Example: pruneExample, Args: cobra.NoArgs,
+		Use: "prune", Short: "Remove modules that nothing uses; without --yes, say which", Long: pruneHelp, Example: pruneExample,
+		Args: cobra.NoArgs, ValidArgsFunction: noFileCompletion,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.settleModules(cmd, &o.moduleOptions, o.checkPrune()); err != nil {
 				return err

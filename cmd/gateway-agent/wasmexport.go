@@ -62,7 +62,7 @@ func (a *app) export(ctx context.Context, o *exportOptions, args []string) error
 		return err
 	}
 	defer func() { _ = store.Close() }()
-	targets, err := o.exported(store, args)
+	targets, err := a.exported(o, store, args)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (a *app) export(ctx context.Context, o *exportOptions, args []string) error
 }
 
 // exported are the modules to export.
-func (o *exportOptions) exported(store *openedStore, args []string) ([]target, error) {
+func (a *app) exported(o *exportOptions, store *openedStore, args []string) ([]target, error) {
 	if !o.all {
 		var locked *lockfile.File
 		if store.lock != nil {
@@ -105,7 +105,12 @@ func (o *exportOptions) exported(store *openedStore, args []string) ([]target, e
 	var all []target
 	for _, m := range store.Status().Modules {
 		for _, ref := range m.Refs {
-			all = append(all, target{url: ref, sha256: m.Digest})
+			switch newest, ok := store.Find(ref); {
+			case !ok:
+				fmt.Fprintf(a.stderr, "%s: left out, the store does not keep its whole URL: name it as REF\n", ref)
+			case newest.Digest == m.Digest:
+				all = append(all, target{url: ref, sha256: m.Digest})
+			}
 		}
 	}
 	if len(all) == 0 {

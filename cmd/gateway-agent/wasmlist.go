@@ -18,7 +18,7 @@ func (a *app) listCommand() *cobra.Command {
 	o := &moduleOptions{}
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the modules in the store, and the plugins that use them", Long: listHelp, Example: listExample,
-		Args: cobra.NoArgs,
+		Args: cobra.NoArgs, ValidArgsFunction: noFileCompletion,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := a.settleModules(cmd, o); err != nil {
 				return err

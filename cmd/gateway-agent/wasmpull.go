@@ -87,14 +87,15 @@ func (a *app) pull(ctx context.Context, o *pullOptions, args []string) error {
 	})
 	report := pullReport{Modules: results}
 	if o.lockfile != "" && !o.frozen && ctx.Err() == nil {
-		changes, err := a.writeLock(&o.moduleOptions, before, results, o.from != "")
-		if err != nil {
-			return err
+		if report.Lockfile, err = a.writeLock(&o.moduleOptions, before, results, o.from != ""); err == nil {
+			a.tellLock(&o.moduleOptions, report.Lockfile)
 		}
-		a.tellLock(&o.moduleOptions, changes)
-		report.Lockfile = changes
 	}
-	return a.conclude(ctx, &o.moduleOptions, report, results)
+	concluded := a.conclude(ctx, &o.moduleOptions, report, results)
+	if err != nil {
+		return err
+	}
+	return concluded
 }
 
 // readLock reads the lockfile; one that does not exist yet is empty, unless it must be obeyed.

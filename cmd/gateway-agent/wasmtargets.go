@@ -46,6 +46,9 @@ func (o *moduleOptions) targets(args []string, locked *lockfile.File) ([]target,
 	}
 	if len(args) == 0 && o.from == "" && locked != nil {
 		for _, e := range locked.Entries() {
+			if strings.Contains(e.Ref, "?") {
+				return nil, fmt.Errorf("--lockfile: %s has a query, which may be secret and is not in the file: name the module by REF or --from", e.Ref)
+			}
 			all = append(all, target{url: e.Ref})
 		}
 	}
