@@ -2,7 +2,9 @@ package registrytest
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -31,6 +33,18 @@ func NewTunnel(t testing.TB, hosts map[string]string) *Tunnel {
 	server := httptest.NewServer(tunnel)
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
 	tunnel.URL = &url.URL{Scheme: "http", Host: server.Listener.Addr().String()}
+	return tunnel
+}
+
+// NewTLSTunnel is NewTunnel with an https URL.
+func NewTLSTunnel(t testing.TB, config *tls.Config, hosts map[string]string) *Tunnel {
+	t.Helper()
+	tunnel := &Tunnel{hosts: hosts}
+	server := httptest.NewUnstartedServer(tunnel)
+	server.TLS, server.Config.ErrorLog = config, log.New(io.Discard, "", 0) // refused handshakes
+	server.StartTLS()
+	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+	tunnel.URL = &url.URL{Scheme: "https", Host: server.Listener.Addr().String()}
 	return tunnel
 }
 

@@ -23,7 +23,7 @@ type Config struct {
 	ConnectTimeout time.Duration
 	// HeaderTimeout bounds the wait for response headers. Default 30 s.
 	HeaderTimeout time.Duration
-	// StallTime is the window in which a body must bring StallBytes. Default 30 s.
+	// StallTime is the window in which a body, of a response or of a request, must bring StallBytes. Default 30 s.
 	StallTime time.Duration
 	// StallBytes is the least that a body must bring in each StallTime. Default 64 KiB.
 	StallBytes int64
@@ -59,22 +59,19 @@ func (c *Client) Transport(host string, plain bool) http.RoundTripper {
 }
 
 // Endpoint returns the transport for requests that begin at e. Where such a request is led elsewhere by a redirect or a token
-// realm, that host may not be loopback unless e is, gets no credentials and no client certificate, and must have a certificate.
+// realm, that host may not be loopback unless e is, gets no credentials and no client certificate, and must have a certificate. Bodies
+// of requests and responses that stall fail. Responses that ask to come back later (408, 425, 429, 5xx) are a *StatusError.
 func (c *Client) Endpoint(e Endpoint) http.RoundTripper {
 	return &tripper{client: c, endpoint: e, local: IsLoopback(e.Host)}
 }
 
-// Do sends req through rt, a transport made by Transport or Endpoint or one that wraps it, and follows redirects. The response's
-// body fails when it stalls. Responses that ask to come back later (408, 425, 429, 5xx) are a *StatusError.
+// Do sends req through rt, a transport made by Transport or Endpoint or one that wraps it, and follows redirects.
 func (c *Client) Do(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
 	client := http.Client{Transport: rt, CheckRedirect: checkRedirect}
 	resp, err := client.Do(req.WithContext(ctx))
 	if err != nil {
-		defer cancel(nil)
 		return nil, fmt.Errorf("%s %s: %w", req.Method, Redact(req.URL), cause(ctx, bare(err)))
 	}
-	resp.Body = watch(ctx, cancel, resp.Body, c.cfg.StallTime, c.cfg.StallBytes)
 	return resp, nil
 }
 

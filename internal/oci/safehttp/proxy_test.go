@@ -1,14 +1,18 @@
 package safehttp
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
+	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
 
 func TestProxy(t *testing.T) {
@@ -163,4 +167,59 @@ func TestPoolsAreBounded(t *testing.T) {
 	if got := c.pools.get(c.cfg, one, false, false, false); got.TLSClientConfig.InsecureSkipVerify {
 		t.Error("where an unverified endpoint leads is not verified either")
 	}
+}
+
+// The TLS to an https proxy has nothing of the endpoint's: its CA, its client certificate, or that its certificate may be any.
+func TestTLSProxy(t *testing.T) {
+	site, private := testca.New(t, "site"), testca.New(t, "registry's own")
+	var asked atomic.Bool
+	server := func(ca *testca.CA, host string, ask bool) *tls.Config {
+		config := &tls.Config{Certificates: []tls.Certificate{issue(t, ca, testca.Leaf{Hosts: []string{host}})}}
+		if ask {
+			config.ClientAuth = tls.RequestClientCert
+			config.VerifyPeerCertificate = func(raw [][]byte, _ [][]*x509.Certificate) error {
+				asked.Store(len(raw) > 0)
+				return nil
+			}
+		}
+		return config
+	}
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }))
+	web.TLS = server(private, "web.test", false)
+	web.StartTLS()
+	defer web.Close()
+	hosts := map[string]string{"web.test:443": web.Listener.Addr().String()}
+	own := Endpoint{Host: "web.test", RootCAs: pool509(private), Certificates: []tls.Certificate{issue(t, private, testca.Leaf{Name: "agent"})}, Key: "own"}
+	get := func(tunnel *registrytest.Tunnel, e Endpoint) error {
+		c := New(Config{Proxy: tunnel.Proxy, RootCAs: pool509(site)})
+		defer c.CloseIdleConnections()
+		_, err := do(t, c, c.Endpoint(e), http.MethodGet, "https://web.test/", "")
+		return err
+	}
+	good := registrytest.NewTLSTunnel(t, server(site, "127.0.0.1", true), hosts)
+	if err := get(good, own); err != nil || asked.Load() {
+		t.Errorf("GET = %v, the proxy saw the registry's client certificate: %v", err, asked.Load())
+	}
+	for name, e := range map[string]Endpoint{"signed by the registry's CA": own, "unverified registry": {Host: "web.test", SkipVerify: true, Key: "any"}} {
+		err := get(registrytest.NewTLSTunnel(t, server(private, "127.0.0.1", false), hosts), e)
+		if _, ok := errors.AsType[*RefusedError](err); !ok || !strings.Contains(err.Error(), "TLS to the proxy 127.0.0.1:") {
+			t.Errorf("proxy %s: GET = %v, want a refusal", name, err)
+		}
+	}
+}
+
+func issue(t *testing.T, ca *testca.CA, leaf testca.Leaf) tls.Certificate {
+	t.Helper()
+	pair := ca.Issue(t, leaf)
+	cert, err := tls.X509KeyPair(pair.CertPEM, pair.KeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func pool509(ca *testca.CA) *x509.CertPool {
+	all := x509.NewCertPool()
+	all.AddCert(ca.Cert)
+	return all
 }

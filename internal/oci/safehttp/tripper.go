@@ -1,7 +1,6 @@
 package safehttp
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -36,14 +35,9 @@ func (t *tripper) roundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx := req.Context()
-	if proxy != nil {
-		ctx = context.WithValue(ctx, proxyKey{}, proxy)
-	}
-	out := req.Clone(ctx)
+	out := req.Clone(withProxy(req.Context(), proxy))
 	t.clean(out)
-	pool := t.client.pools.get(t.client.cfg, endpoint, own, loopback, proxy != nil)
-	resp, err := pool.RoundTrip(out)
+	resp, err := t.client.watched(t.client.pools.get(t.client.cfg, endpoint, own, loopback, proxy != nil), out)
 	if err != nil {
 		if proxy != nil {
 			err = fmt.Errorf("through proxy %s: %w", proxy.Host, err)
@@ -52,7 +46,7 @@ func (t *tripper) roundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if proxy != nil && resp.StatusCode == http.StatusProxyAuthRequired {
 		resp.Body.Close()
-		return nil, proxyAnswer(ctx, proxy, out, resp)
+		return nil, proxyAnswer(out.Context(), proxy, out, resp)
 	}
 	if later(resp.StatusCode) {
 		return nil, newStatusError(resp)
