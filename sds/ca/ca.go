@@ -124,7 +124,7 @@ func (c *Client) ask(ctx context.Context, p proof, csr []byte, life time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	metadata, err := structpb.NewStruct(map[string]any{"CertSigner": c.cfg.CertSigner}) // istiod reads the key even when there is no signer to name
 	if err != nil {
 		return nil, fmt.Errorf("cert signer: %w", err)

@@ -96,6 +96,18 @@ func TestRenewalTimes(t *testing.T) {
 	}
 }
 
+// Not even certificates of a second make a storm of requests.
+func TestAbsurdlyShortLife(t *testing.T) {
+	bubble(t, xdstest.CAConfig{Life: time.Second}, func(t *testing.T, r *rig) {
+		w := r.run()
+		time.Sleep(20 * time.Second)
+		if n := len(r.grants()); n < 15 || n > 21 {
+			t.Errorf("%d certificates in 20 s, want one a second at most", n)
+		}
+		w.leaf(t)
+	})
+}
+
 // The authority is away from the issue until a share of the life has passed. The certificate stays in use, tries go on, and a new one is there soon.
 func TestOutage(t *testing.T) {
 	const life = 6 * time.Hour
@@ -218,11 +230,14 @@ func TestAuthorityHangs(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		w.leaf(t)
 		r.Delay(time.Hour)
-		time.Sleep(30*time.Minute + 5*time.Second)
+		time.Sleep(time.Until(w.Status().RenewAt) + 5*time.Second)
 		begin := time.Now()
 		w.stop()
 		if took := time.Since(begin); took > 0 {
 			t.Errorf("stopping took %v", took)
+		}
+		if st := w.Status(); st.Failures != 0 {
+			t.Errorf("%d failures after stopping in the midst of a request, want 0", st.Failures)
 		}
 	})
 }
@@ -333,7 +348,15 @@ func TestRootRotation(t *testing.T) {
 
 func TestRootBundleInTheAnswer(t *testing.T) {
 	bubble(t, xdstest.CAConfig{}, func(t *testing.T, r *rig) {
-		r.SignWith(r.Signer(), testca.New(t, "extra"))
+		root, extra := string(r.Signer().PEM), testca.New(t, "extra")
+		r.SignWith(r.Signer(), extra)
+		turn := 0
+		r.Mangle(func(chain []string) []string { // the order changes, as that of a map
+			if turn++; turn%2 == 0 {
+				chain[1] = string(extra.PEM) + root
+			}
+			return chain
+		})
 		r.cfg.Poll = time.Minute
 		w := r.run()
 		time.Sleep(30 * time.Hour)
@@ -361,8 +384,9 @@ func TestTrustBundle(t *testing.T) {
 			{[]string{strings.Replace(a, "BEGIN CERT", "BEGIN SERT", 1)}, "root a b", 2, "text 1"},
 			{[]string{strings.Repeat(a, 5000)}, "root a b", 2, "larger than"},
 			{[]string{b}, "root b", 3, ""},
-			{nil, "root", 4, ""},
-			{[]string{string(r.Signer().PEM)}, "root", 4, ""},
+			{[]string{a}, "root a", 4, ""},
+			{nil, "root", 5, ""},
+			{[]string{string(r.Signer().PEM)}, "root", 5, ""},
 		} {
 			err := w.SetTrustBundle(step.texts)
 			if (err == nil) != (step.refuse == "") || err != nil && !strings.Contains(err.Error(), step.refuse) {

@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -13,8 +14,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"crypto/tls"
 
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
@@ -262,7 +261,40 @@ func TestOutput(t *testing.T) {
 	})
 }
 
-// Whoever reads through the link sees one set, whole, at any time; plain files of an earlier agent are replaced the same way.
+// Plain files of an earlier agent become a set first, unchanged, so that they are replaced all at once.
+func TestOutputTakesOverPlainFiles(t *testing.T) {
+	dir := t.TempDir()
+	files := []outputFile{{name: outputKey}, {name: outputChain}, {name: outputRoots}}
+	for _, f := range files[:2] {
+		if err := os.WriteFile(filepath.Join(dir, f.name), []byte("old "+f.name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := takeOver(dir, files, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		path := filepath.Join(dir, f.name)
+		if target, err := os.Readlink(path); err != nil || target != filepath.Join(outputData, f.name) {
+			t.Errorf("%s leads to %q, %v", f.name, target, err)
+		}
+		if data, err := os.ReadFile(path); f.name != outputRoots && string(data) != "old "+f.name {
+			t.Errorf("%s holds %q, %v", f.name, data, err)
+		}
+	}
+	before, err := os.Readlink(filepath.Join(dir, outputData))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := takeOver(dir, files, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if after, _ := os.Readlink(filepath.Join(dir, outputData)); after != before {
+		t.Errorf("taken over again: %s, was %s", after, before)
+	}
+}
+
+// Whoever reads through the link sees one set, whole, at any time.
 func TestOutputIsAtomic(t *testing.T) {
 	dir := t.TempDir()
 	ca := testca.New(t, "ca")
@@ -270,20 +302,16 @@ func TestOutputIsAtomic(t *testing.T) {
 		p := ca.Issue(t, testca.Leaf{})
 		return []outputFile{{outputKey, p.KeyPEM, 0o600}, {outputChain, p.CertPEM, 0o644}, {outputRoots, ca.PEM, 0o644}}
 	}
-	for _, f := range set() {
-		if err := os.WriteFile(filepath.Join(dir, f.name), f.data, f.mode); err != nil {
-			t.Fatal(err)
-		}
+	if err := writeSet(dir, set(), time.Now()); err != nil {
+		t.Fatal(err)
 	}
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	var reads int
 	wg.Go(func() {
 		for ; !stop.Load(); reads++ {
-			at := dir
-			if target, err := os.Readlink(filepath.Join(dir, outputData)); err == nil {
-				at = filepath.Join(dir, target)
-			}
+			target, _ := os.Readlink(filepath.Join(dir, outputData))
+			at := filepath.Join(dir, target)
 			_, err := tls.LoadX509KeyPair(filepath.Join(at, outputChain), filepath.Join(at, outputKey))
 			if now, _ := os.Readlink(filepath.Join(dir, outputData)); err != nil && at == filepath.Join(dir, now) {
 				t.Errorf("set %s: %v", at, err)

@@ -101,7 +101,7 @@ func (w *Workload) streamExternal(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)

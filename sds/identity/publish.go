@@ -95,30 +95,30 @@ func (l *loop) why(problem error, now time.Time) error {
 
 // toDisk keeps and writes what is not on disk yet.
 func (l *loop) toDisk(now time.Time) {
-	for _, to := range []struct {
-		wanted *bool
-		write  func() error
-		result *error
-		text   string
-	}{
-		{&l.unkept, l.keep, &l.kept, "identity cannot be kept on disk, a restart will need the certificate authority"},
-		{&l.unwritten, l.output, &l.written, "identity cannot be written to the output directory"},
-	} {
-		if !*to.wanted {
-			continue
-		}
-		err := to.write()
-		if *to.wanted = err != nil; err != nil {
-			l.disk = now.Add(diskAgain)
-		}
-		l.mu.Lock()
-		before := *to.result
-		*to.result = err
-		l.mu.Unlock()
-		if err != nil && (before == nil || before.Error() != err.Error()) {
-			l.log.Warn(to.text, "err", err)
+	if l.unkept {
+		err := l.keep()
+		if l.unkept = err != nil; l.noted(&l.kept, err, now) {
+			l.log.Warn("identity cannot be kept on disk, a restart will need the certificate authority", "err", err)
 		}
 	}
+	if l.unwritten {
+		err := l.output()
+		if l.unwritten = err != nil; l.noted(&l.written, err, now) {
+			l.log.Warn("identity cannot be written to the output directory", "err", err)
+		}
+	}
+}
+
+// noted remembers how a try to write ended, and says whether that is a new error.
+func (l *loop) noted(result *error, err error, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := *result
+	if *result = err; err == nil {
+		return false
+	}
+	l.disk = now.Add(diskAgain)
+	return before == nil || before.Error() != err.Error()
 }
 
 // logStage says how near the end of a certificate is that cannot be renewed.
