@@ -219,7 +219,7 @@ func TestHostileFiles(t *testing.T) {
 	denied := file("denied-link")
 	must(t, os.Symlink(secret, denied))
 
-	r := newServerRig(t, Config{Poll: 50 * time.Millisecond, Wait: 200 * time.Millisecond, Deny: []string{denied}})
+	r := newServerRig(t, Config{Poll: 50 * time.Millisecond, Wait: time.Second, Deny: []string{denied}})
 	in := newInbox(t, r, "delta", nil)
 	want := map[string]string{
 		file("huge.pem"):                   "larger than 1048576 bytes",

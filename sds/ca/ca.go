@@ -115,7 +115,7 @@ func (c *Client) proofs(own *tls.Certificate) ([]proof, error) {
 }
 
 func (c *Client) ask(ctx context.Context, p proof, csr []byte, life time.Duration) ([]string, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.Timeout, fmt.Errorf("no answer within %v", c.cfg.Timeout))
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	u := c.cfg.Upstream
 	u.Token = func() (string, error) { return p.token, nil }
@@ -133,7 +133,7 @@ func (c *Client) ask(ctx context.Context, p proof, csr []byte, life time.Duratio
 		Csr: string(csr), ValidityDuration: int64(life / time.Second), Metadata: metadata,
 	}, grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
-		return nil, explain(ctx, err)
+		return nil, c.explain(err)
 	}
 	return answer.GetCertChain(), nil
 }
@@ -155,12 +155,12 @@ func (e *Error) Error() string { return e.text }
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.text) }
 
 // explain writes an error on one short line and adds what to do about it.
-func explain(ctx context.Context, err error) error {
+func (c *Client) explain(err error) error {
 	s := status.Convert(err)
 	text := presentable(s.Message())
-	if cause := context.Cause(ctx); s.Code() == codes.DeadlineExceeded && cause != nil {
+	if s.Code() == codes.DeadlineExceeded { // the authority may notice it before us
 		_, last, _ := strings.Cut(text, "last connection error: ")
-		text = strings.TrimSuffix(cause.Error()+": "+last, ": ")
+		text = strings.TrimSuffix(fmt.Sprintf("no answer within %v: %s", c.cfg.Timeout, last), ": ")
 	}
 	if hint := hints(s.Code(), text); hint != "" {
 		text += " (" + hint + ")"
