@@ -70,30 +70,54 @@ func (s *Store) Check() error {
 }
 
 // Resolve returns the credentials for a repository of a registry. The zero value means that none are known. It asks docker's file, podman's
-// files and the kubelet's plugins, in this order, until one knows. A source that fails is an error only if none of the others knows.
+// files and the kubelet's plugins, in this order, until one knows. A source that fails is logged, and is an error only if none of the others
+// knows: then the caller may still go on without, and say why if that is not enough.
 func (s *Store) Resolve(ctx context.Context, host, repository string) (authn.AuthConfig, error) {
+	auth, _, err := s.Find(ctx, host, repository)
+	return auth, err
+}
+
+// Find is Resolve that also says where the credentials are from: a path.
+func (s *Store) Find(ctx context.Context, host, repository string) (auth authn.AuthConfig, source string, err error) {
 	const msg = "a source of credentials failed"
 	i := image{canonicalHost(host), repository}
-	var failed []string
 	var errs []error
 	for name, ask := range s.sources() {
 		auth, ok, err := ask(ctx, i)
-		if ctx.Err() != nil {
-			return authn.AuthConfig{}, context.Cause(ctx)
-		}
 		switch {
+		case ctx.Err() != nil:
+			return authn.AuthConfig{}, "", context.Cause(ctx)
 		case err != nil:
-			failed, errs = append(failed, name), append(errs, err)
-			continue
-		case ok:
-			for n, name := range failed {
-				s.warnings.Warn(name, msg, errs[n].Error())
+			if _, told := errors.AsType[*helperError](err); !told {
+				s.warnings.Warn(name, msg, err.Error())
 			}
-			return auth, nil
+			errs = append(errs, err)
+			continue
 		}
 		s.warnings.Settled(name, msg)
+		if ok {
+			return auth, name, nil
+		}
 	}
-	return authn.AuthConfig{}, errors.Join(errs...)
+	return authn.AuthConfig{}, "", errors.Join(errs...)
+}
+
+// freshTime is how long an answer of a plugin is not asked for again, whatever a registry says of it: registries that refuse everything
+// must not make plugins run all the time.
+const freshTime = time.Minute
+
+// Forget is for credentials that the registry refused: the next question asks the plugins for them again, though they said that they would be
+// good for longer.
+func (s *Store) Forget(host, repository string) {
+	providers, _ := s.providers()
+	i := image{canonicalHost(host), repository}
+	for _, p := range providers {
+		for _, key := range p.keys(i) {
+			if a, ok := s.answers.Peek(key); ok && p.matches(i) && time.Since(a.asked) >= freshTime {
+				s.answers.Remove(key)
+			}
+		}
+	}
 }
 
 type question func(ctx context.Context, i image) (authn.AuthConfig, bool, error)

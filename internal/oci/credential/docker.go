@@ -66,17 +66,18 @@ func (s *Store) fromFile(ctx context.Context, path string, i image) (authn.AuthC
 	if config.secret() {
 		s.warnings.Secret(path, info)
 	}
-	if helper := config.helper(i.host); helper != "" {
-		auth, err := s.fromHelper(ctx, helper, i.host)
-		if err != nil {
-			return authn.AuthConfig{}, false, fmt.Errorf("%s: %w", path, err)
-		}
-		if auth != (authn.AuthConfig{}) {
+	helper, failed := config.helper(i.host), error(nil)
+	if helper != "" {
+		var auth authn.AuthConfig
+		if auth, failed = s.fromHelper(ctx, path, helper, i.host); auth != (authn.AuthConfig{}) {
 			return auth, true, nil
 		}
 	}
 	auth, ok, err := find(config.Auths, i)
-	if err != nil {
+	switch {
+	case failed != nil && !ok:
+		return authn.AuthConfig{}, false, failed
+	case err != nil:
 		return authn.AuthConfig{}, false, fmt.Errorf("read credentials: %s: the entry for %s cannot be used: %w", path, i.host, err)
 	}
 	return auth, ok, nil
@@ -110,32 +111,55 @@ const (
 	hubServer    = "https://index.docker.io/v1/"
 )
 
-// fromHelper asks a helper. Callers that ask for the same at the same time share one run.
-func (s *Store) fromHelper(ctx context.Context, helper, host string) (authn.AuthConfig, error) {
+// helperError is the failure of a helper, which is logged already.
+type helperError struct{ error }
+
+func (e *helperError) Unwrap() error { return e.error }
+
+// fromHelper asks a helper that a file names. Callers that ask for the same at the same time share one run.
+func (s *Store) fromHelper(ctx context.Context, file, helper, host string) (authn.AuthConfig, error) {
+	const msg = "a credential helper failed, going on without it"
 	program := helperPrefix + helper
-	if filepath.Base(program) != program {
-		return authn.AuthConfig{}, fmt.Errorf("the credential helper %q has a path in its name", helper)
+	path, err := "", fmt.Errorf("the credential helper %q has a path in its name", helper)
+	if filepath.Base(program) == program {
+		path, err = s.runner.find(program)
 	}
-	server := host
+	if err != nil {
+		err = fmt.Errorf("%s: %w", file, err)
+		s.warnings.Warn(program, msg, err.Error())
+		return authn.AuthConfig{}, &helperError{err}
+	}
+	s.warnings.Settled(program, msg)
+	auth, err := s.helpers.do(ctx, program+" "+host, func(ctx context.Context) (authn.AuthConfig, error) {
+		return s.runHelper(ctx, path, host)
+	})
+	switch {
+	case ctx.Err() != nil:
+		return authn.AuthConfig{}, context.Cause(ctx)
+	case err != nil:
+		err = fmt.Errorf("%s: %w", file, err)
+		s.warnings.Warn(program+" for "+host, msg, err.Error())
+		return authn.AuthConfig{}, &helperError{err}
+	}
+	s.warnings.Settled(program+" for "+host, msg)
+	return auth, nil
+}
+
+func (s *Store) runHelper(ctx context.Context, path, host string) (authn.AuthConfig, error) {
+	server, program := host, filepath.Base(path)
 	if host == name.DefaultRegistry {
 		server = hubServer
 	}
-	return s.helpers.do(ctx, program+" "+server, func(ctx context.Context) (authn.AuthConfig, error) {
-		path, err := s.runner.find(program)
-		if err != nil {
-			return authn.AuthConfig{}, err
-		}
-		out, err := s.runner.run(ctx, command{path: path, args: []string{"get"}, input: []byte(server)})
-		if failed, ok := errors.AsType[*exitError](err); ok && strings.TrimSpace(string(failed.output)) == notFound {
-			return authn.AuthConfig{}, nil
-		}
-		if err != nil {
-			return authn.AuthConfig{}, fmt.Errorf("%w; to see more: echo %s | %s get", err, server, program)
-		}
-		var got struct{ Username, Secret string }
-		if json.Unmarshal(out, &got) != nil {
-			return authn.AuthConfig{}, fmt.Errorf("%s answered something else than credentials in JSON", program)
-		}
-		return identity(authn.AuthConfig{Username: got.Username, Password: got.Secret}), nil
-	})
+	out, err := s.runner.run(ctx, command{path: path, args: []string{"get"}, input: []byte(server)})
+	if failed, ok := errors.AsType[*exitError](err); ok && strings.TrimSpace(string(failed.output)) == notFound {
+		return authn.AuthConfig{}, nil
+	}
+	if err != nil {
+		return authn.AuthConfig{}, fmt.Errorf("%w; to see more: echo %s | %s get", err, server, program)
+	}
+	var got struct{ Username, Secret string }
+	if json.Unmarshal(out, &got) != nil {
+		return authn.AuthConfig{}, fmt.Errorf("%s answered something else than credentials in JSON", program)
+	}
+	return identity(authn.AuthConfig{Username: got.Username, Password: got.Secret}), nil
 }

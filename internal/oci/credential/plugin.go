@@ -37,6 +37,7 @@ type answer struct {
 	auth    map[string]json.RawMessage
 	reach   string
 	image   image // that it was asked for
+	asked   time.Time
 	expires time.Time
 }
 
@@ -75,9 +76,14 @@ func imageKey(p provider, i image) string    { return p.id + " image " + i.Strin
 func registryKey(p provider, i image) string { return p.id + " registry " + i.host }
 func globalKey(p provider) string            { return p.id + " global" }
 
+// keys are under which an answer for the image may be kept.
+func (p provider) keys(i image) []string {
+	return []string{imageKey(p, i), registryKey(p, i), globalKey(p)}
+}
+
 // remembered returns an answer that still counts, nil for none.
 func (s *Store) remembered(p provider, i image) *answer {
-	for _, key := range []string{imageKey(p, i), registryKey(p, i), globalKey(p)} {
+	for _, key := range p.keys(i) {
 		if a, ok := s.answers.Get(key); ok {
 			if time.Now().Before(a.expires) {
 				return a
@@ -133,7 +139,8 @@ func (s *Store) run(ctx context.Context, p provider, i image) (*answer, error) {
 		s.alone.Add(p.id, struct{}{})
 	}
 	if lifetime > 0 {
-		a.expires = time.Now().Add(lifetime)
+		a.asked = time.Now()
+		a.expires = a.asked.Add(lifetime)
 		s.answers.Add(key, a)
 	}
 	return a, nil
