@@ -84,19 +84,26 @@ func (p *pod) mount(name string, data []byte) {
 // launch runs the container's command, which differs from Istio's in the program's name only.
 func (p *pod) launch(args ...string) {
 	p.t.Helper()
-	config, err := json.Marshal(p.proxyConfig)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.agent.env = []string{"PROXY_CONFIG=" + string(config)}
-	for name, value := range p.env {
-		p.agent.env = append(p.agent.env, name+"="+value)
-	}
+	p.agent.env = p.environ()
 	line := []string{
 		"sh", "-c", `cd "$0" && exec "$@"`, p.agent.dir, agentBinary, "proxy", "router", "--domain", "ingress.svc.cluster.local",
 		"--proxyLogLevel=warning", "--proxyComponentLogLevel=misc:error", "--log_output_level=default:info",
 	}
 	p.agent.launch(append(line, args...))
+}
+
+// environ is the container's environment.
+func (p *pod) environ() []string {
+	p.t.Helper()
+	config, err := json.Marshal(p.proxyConfig)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	all := []string{"PROXY_CONFIG=" + string(config)}
+	for name, value := range p.env {
+		all = append(all, name+"="+value)
+	}
+	return all
 }
 
 // run runs another of pilot-agent's commands in the pod.
