@@ -19,7 +19,7 @@ func renderInspection(w io.Writer, i *inspection, colors bool) {
 	s.line("file", i.File)
 	s.line("module", i.Digest)
 	s.line("stored", i.Stored)
-	s.line("note", s.pale(i.Note))
+	s.painted("note", s.pale, i.Note)
 	if i.Verdict != nil {
 		text := fmt.Sprintf("%s for %s", s.verdict(i.Verdict.Outcome), i.Verdict.Host)
 		if i.Verdict.Reason != "" {
@@ -40,8 +40,14 @@ func renderInspection(w io.Writer, i *inspection, colors bool) {
 
 // line writes one fact; an empty one is left out.
 func (s *screen) line(name, text string) {
-	if strings.TrimSpace(text) != "" && text != s.pale("") {
+	if strings.TrimSpace(text) != "" {
 		fmt.Fprintf(s.w, "%-12s %s\n", name, text)
+	}
+}
+
+func (s *screen) painted(name string, paint func(string) string, text string) {
+	if text != "" {
+		s.line(name, paint(text))
 	}
 }
 
@@ -67,7 +73,7 @@ func (s *screen) image(i *imageInfo) {
 }
 
 func (s *screen) module(d *abi.Description) {
-	s.line("damaged", s.bad(d.Fault))
+	s.painted("damaged", s.bad, d.Fault)
 	s.line("name", d.Name)
 	abiVersion := d.ABI
 	if abiVersion == "" {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -86,7 +87,8 @@ func (t *task) done(text, warning string) {
 
 // failed ends the task with an error, which is always told.
 func (t *task) failed(err error) {
-	t.end(func(p *progress) { fmt.Fprintf(p.err, "%s: failed: %v\n", t.name, err) })
+	reason := strings.TrimPrefix(err.Error(), "pull "+t.name+": ")
+	t.end(func(p *progress) { fmt.Fprintf(p.err, "%s: failed: %s\n", t.name, reason) })
 }
 
 // dropped ends the task without a word.

@@ -62,7 +62,7 @@ func TestModuleScreens(t *testing.T) {
 	golden(t, "inspect", out.String())
 	out.Reset()
 	renderInspection(&out, &inspection{File: "x.wasm", Verdict: &verdictInfo{Outcome: "broken"}, Module: &abi.Description{Fault: "the code section ends too early", Cut: true}}, true)
-	if text := out.String(); !strings.Contains(text, "\x1b[31mbroken\x1b[0m") || !strings.Contains(text, "not a Proxy-Wasm module") {
+	if text := out.String(); !strings.Contains(text, "\x1b[31mbroken\x1b[0m") || !strings.Contains(text, "not a Proxy-Wasm module") || strings.Contains(text, "note") {
 		t.Errorf("on a terminal a broken module is red, got %q", text)
 	}
 }
