@@ -101,7 +101,7 @@ func (s *Store) download(ctx context.Context, r *fetch.Resolved, report func(don
 	return result, nil
 }
 
-// commit makes a downloaded file the blob of digest. From here on no crash can lose or damage it.
+// commit makes a downloaded file the blob of digest. From here on no crash of the process can lose or damage it.
 func (s *Store) commit(ctx context.Context, f *os.File, tmp, digest string) error {
 	now := time.Now() // the time of last use is this clock's, not the disk's
 	err := errors.Join(f.Chmod(0o644), s.root.Chtimes(tmp, now, now), f.Sync())
@@ -118,7 +118,7 @@ func (s *Store) commit(ctx context.Context, f *os.File, tmp, digest string) erro
 		s.touch(digest)
 		return s.root.Remove(tmp) // a file that Envoy may have open stays what it is
 	}
-	if err := s.place(tmp, blobName(digest)); err != nil {
+	if err := s.root.Rename(tmp, blobName(digest)); err != nil {
 		return err
 	}
 	s.verified.Add(digest, stampOf(info))

@@ -33,6 +33,7 @@ func (s *Store) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			s.checkWritable()
+			s.settle()
 		case <-s.kick:
 		}
 		pins := s.publish(ctx)
@@ -211,8 +212,6 @@ func (s *Store) pruneRecord(name string) {
 		return
 	}
 	defer l.unlock()
-	s.refMu.Lock()
-	defer s.refMu.Unlock()
 	if useless() {
 		_ = s.root.Remove(name)
 	}

@@ -6,11 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // The directories under the store's own, with their modes. Envoy, which may be another user, reads blobs only.
@@ -90,24 +94,40 @@ func (s *Store) createTemp(prefix string) (*os.File, string, error) {
 	return nil, "", errors.New("something removes temporary files as soon as they are made")
 }
 
-// place moves a temporary file to its name for good.
-func (s *Store) place(tmp, name string) error {
-	if err := s.root.Rename(tmp, name); err != nil {
-		return err
+// settle makes lasting what was noted and renamed since the last time. It is not done for each pull, which would wait for the disk three times
+// more: a crash of the machine, not of the process, costs what was noted in the last minute.
+func (s *Store) settle() {
+	s.mu.Lock()
+	names := append(slices.Collect(maps.Keys(s.unsettled)), blobDir, refDir)
+	clear(s.unsettled)
+	s.mu.Unlock()
+	if len(names) == 2 {
+		return
 	}
-	return s.syncDir(path.Dir(name))
+	var group errgroup.Group
+	group.SetLimit(8)
+	for _, name := range names {
+		group.Go(func() error { return s.sync(name) })
+	}
+	if err := group.Wait(); err != nil && s.writable.Load() {
+		s.cfg.Log.Warn("cannot make the last pulls lasting: a crash of the machine may cost them", "dir", s.dir, "err", err)
+	}
 }
 
-func (s *Store) syncDir(name string) error {
-	d, err := s.root.Open(name)
+func (s *Store) sync(name string) error {
+	f, err := s.root.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // removed since
+	}
 	if err != nil {
 		return err
 	}
-	defer d.Close()
-	return d.Sync()
+	defer f.Close()
+	return f.Sync()
 }
 
-// writeJSON replaces a file so that a crash leaves the old or the new one.
+// writeJSON replaces a file so that a crash of the process leaves the old or the new one. What a crash of the machine makes of it is no
+// JSON, and made again; settle helps against that.
 func (s *Store) writeJSON(name string, v any) (err error) {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -124,11 +144,10 @@ func (s *Store) writeJSON(name string, v any) (err error) {
 		}
 	}()
 	_, err = f.Write(append(data, '\n'))
-	err = errors.Join(err, f.Sync())
 	if err != nil {
 		return err
 	}
-	return s.place(tmp, name)
+	return s.root.Rename(tmp, name)
 }
 
 // readJSON reports false when there is no such file, or none that can be read.

@@ -26,7 +26,7 @@ type refreshing struct {
 func (r *refreshing) changed() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	told := r.told
+	told := slices.Compact(r.told) // nobody acted on the first one
 	r.told = nil
 	return told
 }

@@ -152,14 +152,19 @@ func (s *Store) update(ctx context.Context, ref fetch.Reference, change func(r *
 	if err != nil {
 		return s.diskError("change what is known of "+ref.String(), err)
 	}
+	if l == nil {
+		s.refMu.Lock()
+		defer s.refMu.Unlock()
+	}
 	defer l.unlock()
-	s.refMu.Lock()
-	defer s.refMu.Unlock()
 	r := s.record(ref)
 	change(&r)
 	if err := s.writeJSON(refName(ref), r); err != nil {
 		return s.diskError("change what is known of "+ref.String(), err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unsettled[refName(ref)] = true
 	return nil
 }
 

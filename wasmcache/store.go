@@ -212,9 +212,10 @@ type Store struct {
 
 	refMu sync.Mutex
 
-	mu       sync.Mutex
-	held     map[string]*holding         // blobs in use here
-	watching *lru.Cache[string, watched] // tags in use, by resource and URL
+	mu        sync.Mutex
+	held      map[string]*holding         // blobs in use here
+	unsettled map[string]bool             // records that a crash of the machine may cost
+	watching  *lru.Cache[string, watched] // tags in use, by resource and URL
 }
 
 func newCache[V any](size int) *lru.Cache[string, V] {
@@ -244,7 +245,7 @@ func Open(cfg Config) (*Store, error) {
 		slots: make(chan struct{}, cfg.MaxPulls), kick: make(chan struct{}, 1),
 		verified: newCache[stamp](maxRemembered), used: newCache[time.Time](maxRemembered), judgedHere: newCache[abi.Verdict](maxRemembered),
 		unasked: newCache[time.Time](maxRemembered), moved: newCache[string](maxRemembered),
-		watchMore: make(chan struct{}, 1), watching: newCache[watched](maxWatched), held: map[string]*holding{},
+		watchMore: make(chan struct{}, 1), watching: newCache[watched](maxWatched), held: map[string]*holding{}, unsettled: map[string]bool{},
 	}
 	s.writable.Store(true) // until it turns out otherwise
 	s.checkWritable()
@@ -258,6 +259,7 @@ func (s *Store) Close() error {
 	s.downloads.close()
 	s.hashing.close()
 	s.checking.close()
+	s.settle()
 	s.mu.Lock()
 	held := s.held
 	s.held = map[string]*holding{}
