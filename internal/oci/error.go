@@ -111,6 +111,8 @@ func classify(anonymous bool, err error) *Error {
 	return &Error{Kind: kind, Err: strip(err), Hint: hint}
 }
 
+const hintRefused = "the registry refused the credentials"
+
 // wrapStatus is for what the registry itself says.
 func wrapStatus(anonymous bool, e *transport.Error) *Error {
 	out := &Error{Kind: Broken, Err: errors.New(answer(e))}
@@ -118,7 +120,7 @@ func wrapStatus(anonymous bool, e *transport.Error) *Error {
 	case http.StatusNotFound, http.StatusGone:
 		out.Kind, out.Hint = NotFound, "check the repository and the tag"
 	case http.StatusUnauthorized, http.StatusForbidden:
-		out.Kind, out.Hint = Unauthorized, "the registry refused the credentials"
+		out.Kind, out.Hint = Unauthorized, hintRefused
 		if anonymous {
 			out.Hint = "no credentials for this registry: give the resource a pull secret, or log in with docker login"
 		}

@@ -294,9 +294,9 @@ func (blocked) Endpoints(string, string, bool) ([]registries.Endpoint, error) {
 }
 
 func TestBlocked(t *testing.T) {
-	_, err := New(Config{Registries: blocked{}}).Open(t.Context(), repository(t, "registry.test/x"), nil)
-	wantKind(t, err, Broken, "open repository registry.test/x: registry.test is blocked in /etc")
-	_, err = New(Config{Registries: places{}}).Open(t.Context(), repository(t, "registry.test/x"), nil)
+	_, err := read(t, New(Config{Registries: blocked{}}), repository(t, "registry.test/x"), nil)
+	wantKind(t, err, Broken, "read manifest registry.test/x:v1: registry.test is blocked in /etc")
+	_, err = read(t, New(Config{Registries: places{}}), repository(t, "registry.test/x"), nil)
 	wantKind(t, err, Broken, "check the files given with --registry-config")
 }
 

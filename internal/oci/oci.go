@@ -37,9 +37,20 @@ type Config struct {
 	MaxManifest int64
 }
 
-// Credentials are who this machine is to a registry. A zero AuthConfig: none known.
+// Credentials are who this machine is to a registry. A zero AuthConfig: none known. After an error the registry is asked without; if that
+// is not enough, the error is told. Some have more to say, as credential.Store: see finder and forgetter.
 type Credentials interface {
 	Resolve(ctx context.Context, host, repository string) (authn.AuthConfig, error)
+}
+
+// finder is Credentials that know where they have them from.
+type finder interface {
+	Find(ctx context.Context, host, repository string) (auth authn.AuthConfig, source string, err error)
+}
+
+// forgetter is Credentials that keep what they found, and can find it anew.
+type forgetter interface {
+	Forget(host, repository string)
 }
 
 // Registries knows where to ask for a repository: mirrors and the registry itself, best first. Its error means that the operator

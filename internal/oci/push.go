@@ -45,7 +45,7 @@ func (c *Client) Push(ctx context.Context, ref name.Reference, pullSecret []byte
 		return v1.Hash{}, wrap(op, false, err)
 	}
 	if err := t.push(ctx, ref.Identifier(), image, progress); err != nil {
-		return v1.Hash{}, wrap(op, t.session.isAnonymous(), err)
+		return v1.Hash{}, t.explain(op, err)
 	}
 	return digest, nil
 }

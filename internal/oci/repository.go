@@ -35,14 +35,10 @@ type Repository struct {
 // has some for the host that is asked, come before this machine's; nil: none.
 func (c *Client) Open(_ context.Context, repo name.Repository, pullSecret []byte) (*Repository, error) {
 	r := &Repository{client: c, repo: repo, secret: pullSecret, targets: map[string]*target{}, failed: map[string]bool{}}
-	op := "open repository " + repo.Name()
 	if len(pullSecret) > 0 {
 		if _, _, err := credential.FromSecret(pullSecret, repo.RegistryStr(), repo.RepositoryStr()); err != nil {
-			return nil, &Error{Kind: Broken, Op: op, Err: err}
+			return nil, &Error{Kind: Broken, Op: "open repository " + repo.Name(), Err: err}
 		}
-	}
-	if _, err := r.places(pullActions, false); err != nil {
-		return nil, wrap(op, false, err)
 	}
 	return r, nil
 }

@@ -92,7 +92,7 @@ func (s *session) prove(ctx context.Context, t *target, challenge *transport.Cha
 }
 
 func (s *session) basic(ctx context.Context, t *target, challenge *transport.Challenge) (string, error) {
-	auth, err := t.credentials(ctx)
+	auth, err := t.who.credentials(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -119,7 +119,7 @@ func (s *session) bearer(ctx context.Context, t *target, challenge *transport.Ch
 	if token := s.current(); token != "" && token != refused {
 		return token, nil
 	}
-	auth, err := t.credentials(ctx)
+	auth, err := t.who.credentials(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -151,6 +151,15 @@ func (s *session) keep(challenge *transport.Challenge, token string, lifetime ti
 	defer s.mu.Unlock()
 	s.challenge, s.token, s.known = challenge, token, auth != authn.AuthConfig{}
 	s.expires = time.Now().Add(lifetime - min(lifetime/4, 30*time.Second))
+}
+
+// drop forgets a token that the registry refused.
+func (s *session) drop(token string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.token == token {
+		s.token = ""
+	}
 }
 
 func (s *session) isAnonymous() bool {

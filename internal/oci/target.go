@@ -8,16 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
 	"syscall"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
-	"github.com/gateway-agent/gateway-agent/internal/oci/credential"
 	"github.com/gateway-agent/gateway-agent/internal/oci/registries"
 	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 )
@@ -27,12 +24,10 @@ type target struct {
 	client   *Client
 	endpoint registries.Endpoint
 	id       string
-	secret   []byte
 	base     http.RoundTripper // without credentials
 	session  *session          // shared with other targets of this caller here
 
-	turn  chan struct{} // capacity 1: its holder asks for the credentials
-	found *authn.AuthConfig
+	who *identity
 }
 
 func targetID(e registries.Endpoint) string {
@@ -50,7 +45,7 @@ func (c *Client) target(e registries.Endpoint, actions string, secret []byte) *t
 		s = before
 		c.sessions.Get(caller) // it is in use
 	}
-	return &target{client: c, endpoint: e, id: id, secret: secret, base: base, session: s, turn: make(chan struct{}, 1)}
+	return &target{client: c, endpoint: e, id: id, base: base, session: s, who: newIdentity(c.cfg.Credentials, e, secret)}
 }
 
 func connectionTo(e registries.Endpoint) safehttp.Endpoint {
@@ -72,31 +67,6 @@ func (c *Client) settingsOf(host string) (safehttp.Endpoint, bool) {
 		}
 	}
 	return safehttp.Endpoint{}, false
-}
-
-// credentials looks for this endpoint's host in the pull secret first, then asks for this machine's; once.
-func (t *target) credentials(ctx context.Context) (authn.AuthConfig, error) {
-	select {
-	case t.turn <- struct{}{}:
-		defer func() { <-t.turn }()
-	case <-ctx.Done():
-		return authn.AuthConfig{}, context.Cause(ctx)
-	}
-	if t.found != nil {
-		return *t.found, nil
-	}
-	auth, ok, err := authn.AuthConfig{}, false, error(nil)
-	if len(t.secret) > 0 {
-		auth, ok, err = credential.FromSecret(t.secret, t.endpoint.Host, t.endpoint.Repository)
-	}
-	if !ok && err == nil {
-		auth, err = t.client.cfg.Credentials.Resolve(ctx, t.endpoint.Host, t.endpoint.Repository)
-	}
-	if err != nil {
-		return authn.AuthConfig{}, fmt.Errorf("find credentials for %s: %w", t.endpoint.Host, err)
-	}
-	t.found = &auth
-	return auth, nil
 }
 
 // do sends a request for what is in the repository and wants one of the codes.
@@ -172,74 +142,4 @@ func answered(err error) bool {
 	_, refused := errors.AsType[*transport.Error](err)
 	_, token := errors.AsType[*tokenError](err)
 	return status || refused || token
-}
-
-// authorized is a target as a transport that proves who the caller is, to the target's own host only.
-type authorized target
-
-// RoundTrip implements http.RoundTripper.
-func (a *authorized) RoundTrip(req *http.Request) (*http.Response, error) {
-	t := (*target)(a)
-	home := &url.URL{Scheme: req.URL.Scheme, Host: t.endpoint.Host}
-	if !safehttp.SameOrigin(req.URL, home) || safehttp.Redirected(req) {
-		return t.base.RoundTrip(req)
-	}
-	req = req.Clone(req.Context())
-	maps.Copy(req.Header, t.endpoint.Header)
-	value, err := t.session.authorization(req.Context(), t)
-	if err != nil {
-		return nil, closing(req, err)
-	}
-	resp, err := t.base.RoundTrip(with(req, value))
-	if err != nil || resp.StatusCode != http.StatusUnauthorized {
-		return resp, err
-	}
-	again, ok := rewind(req)
-	if !ok {
-		return resp, nil
-	}
-	value, err = t.session.answer(req.Context(), t, resp, value)
-	if err != nil {
-		resp.Body.Close()
-		return nil, err
-	}
-	if value == "" {
-		return resp, nil
-	}
-	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be used again
-	resp.Body.Close()
-	return t.base.RoundTrip(with(again, value))
-}
-
-func with(req *http.Request, authorization string) *http.Request {
-	if authorization == "" {
-		return req
-	}
-	out := req.Clone(req.Context())
-	out.Header.Set("Authorization", authorization)
-	return out
-}
-
-// rewind returns req with its body at the beginning, if that can be had.
-func rewind(req *http.Request) (*http.Request, bool) {
-	if req.Body == nil || req.Body == http.NoBody {
-		return req, true
-	}
-	if req.GetBody == nil {
-		return nil, false
-	}
-	body, err := req.GetBody()
-	if err != nil {
-		return nil, false
-	}
-	again := req.Clone(req.Context())
-	again.Body = body
-	return again, true
-}
-
-func closing(req *http.Request, err error) error {
-	if req.Body != nil {
-		req.Body.Close()
-	}
-	return err
 }

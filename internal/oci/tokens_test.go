@@ -313,5 +313,5 @@ func TestMachineCredentials(t *testing.T) {
 	}
 	creds.err = fmt.Errorf("docker-credential-x: not found")
 	_, err := read(t, c, repo, nil)
-	wantKind(t, err, Temporary, "find credentials for "+r.Addr+": docker-credential-x: not found")
+	wantKind(t, err, Temporary, "401 Unauthorized", "those of this machine cannot be found out: docker-credential-x: not found")
 }

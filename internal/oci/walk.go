@@ -45,9 +45,9 @@ func (r *Repository) each(ctx context.Context, op, identifier string, try func(*
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				r.client.avoid(t.endpoint.Host, downTime)
 			}
-			return wrap(op, t.session.isAnonymous(), err)
+			return t.explain(op, err)
 		}
-		failures = append(failures, failure{target: t, raw: err, err: wrap("", t.session.isAnonymous(), err)})
+		failures = append(failures, failure{target: t, raw: err, err: t.explain("", err)})
 		r.learn(t.endpoint.Host, identifier, err)
 	}
 	return r.sum(op, failures)
