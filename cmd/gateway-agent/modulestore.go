@@ -104,7 +104,7 @@ type network struct {
 func newNetwork(s *settings, log *slog.Logger) (*network, error) {
 	r, err := registries.Load(registries.Config{Paths: s.registryConfig, Insecure: s.insecureRegistries, Log: log})
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--registry-config: %w", err)}
+		return nil, usageError{err} // it names the flags
 	}
 	c := credential.New(credential.Config{Env: s.env, KubeletConfig: s.providerConfig, KubeletBinDir: s.providerBinDir, Log: log})
 	if s.providerConfig != "" {

@@ -100,24 +100,24 @@ func Load(cfg Config) (*Registries, error) {
 	var errs []error
 	for _, host := range cfg.Insecure {
 		if err := checkHost(host); err != nil && host != "*" {
-			errs = append(errs, fmt.Errorf("insecure registry: %w, nor *", err))
+			errs = append(errs, fmt.Errorf("--insecure-registry: %w, nor *", err))
 		}
 		r.insecure = append(r.insecure, canonical(host))
 	}
 	for _, path := range cfg.Paths {
 		s, err := open(path, cfg.Log, env)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("registry configuration: %w", err))
+			errs = append(errs, fmt.Errorf("--registry-config: %w", err))
 			continue
 		}
 		r.sources = append(r.sources, s)
 		all, err := s.check()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("registry configuration: %w", err))
+			errs = append(errs, fmt.Errorf("--registry-config: %w", err))
 		}
 		for _, a := range all {
 			if _, err := r.identities.load(a); err != nil {
-				errs = append(errs, fmt.Errorf("registry configuration %s: %w", path, err))
+				errs = append(errs, fmt.Errorf("--registry-config: %s: %w", path, err))
 			}
 		}
 	}

@@ -257,7 +257,7 @@ func TestLoadReportsEverything(t *testing.T) {
 	}
 	text := strings.ReplaceAll(err.Error(), dir+"/", "")
 	for _, want := range []string{
-		`insecure registry: "http://x" is not a host`,
+		`--insecure-registry: "http://x" is not a host`,
 		`own.yaml:2: the key "cs" is not known`, `own.yaml:3: plain-http must be true or false`, `missing.pem`, `own.yaml:6: the mirror must be written without a scheme`,
 		`own.yaml:7: the prefix "bad_host!" cannot be used`, `own.yaml:11: "plain.example.com/tls": with plain-http there is no TLS`, `own.yaml:14: a key needs a cert`,
 		`own.yaml:17: the header Authorization has no usable value`, `own.yaml:15: "h.example.com": mirrors-only needs mirrors`,
