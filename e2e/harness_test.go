@@ -24,6 +24,9 @@ import (
 var agentBinary, envoyBinary string
 
 func TestMain(m *testing.M) {
+	if root := os.Getenv(rootVariable); root != "" {
+		becomeContainer(root)
+	}
 	root, err := filepath.Abs("..")
 	if err != nil {
 		panic(err)

@@ -30,6 +30,7 @@ type IstiodConfig struct {
 	Clusters  []string            // ids of the clusters it knows; default Kubernetes
 	NoPCDS    bool                // it does not answer requests for PCDS
 	NoHealth  bool                // nobody should tell it its health: there is no readiness probe
+	CA        *CA                 // served at the same address; its roots take the place of ClientCAs
 }
 
 // Identity is who a token or a client certificate stands for.
@@ -108,6 +109,9 @@ func (c *Istiod) Start() {
 		{StreamName: method(false), ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error { return c.serve(s, false) }},
 		{StreamName: method(true), ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error { return c.serve(s, true) }},
 	}}, nil)
+	if c.config.CA != nil {
+		c.config.CA.Register(server)
+	}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -123,14 +127,18 @@ func (c *Istiod) Start() {
 func (c *Istiod) Stop() { c.stop() }
 
 func (c *Istiod) tls() *tls.Config {
-	return &tls.Config{
-		MinVersion: tls.VersionTLS12, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: c.config.ClientCAs,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return c.cert, nil
-		},
-	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		clients := c.config.ClientCAs
+		if c.config.CA != nil {
+			clients = c.config.CA.tls().ClientCAs
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return &tls.Config{
+			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*c.cert}, NextProtos: []string{"h2"},
+			ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: clients,
+		}, nil
+	}}
 }
 
 // UseCertificate replaces its certificate for new connections.

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -32,17 +33,25 @@ func method(delta bool) string {
 	return "StreamAggregatedResources"
 }
 
-// bytesCodec carries *[]byte as they are.
+// bytesCodec carries *[]byte as they are, and messages as ever.
 type bytesCodec struct{}
 
 func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(*v.(*[]byte))}, nil
+	if raw, ok := v.(*[]byte); ok {
+		return mem.BufferSlice{mem.SliceBuffer(*raw)}, nil
+	}
+	data, err := proto.Marshal(v.(proto.Message))
+	return mem.BufferSlice{mem.SliceBuffer(data)}, err
 }
 
 func (bytesCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	*v.(*[]byte) = data.Materialize()
-	return nil
+	if raw, ok := v.(*[]byte); ok {
+		*raw = data.Materialize()
+		return nil
+	}
+	return proto.Unmarshal(data.Materialize(), v.(proto.Message))
 }
+
 func (bytesCodec) Name() string { return "proto" }
 
 // Network is where a server can be reached, until it is taken down. The zero value is ready.
