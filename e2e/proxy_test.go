@@ -446,10 +446,10 @@ func TestNotReadyWithoutListeners(t *testing.T) {
 	p.launch("--ready-min-listeners=2")
 	p.agent.eventually(20*time.Second, "not ready for want of listeners", func() error {
 		code, body, _, err := get("http://" + p.agent.status + "/healthz/ready")
-		if err != nil || code != http.StatusServiceUnavailable || !strings.HasPrefix(body, "listeners:") {
-			return fmt.Errorf("%d %s, %v", code, body, err)
+		if err == nil && (code != http.StatusServiceUnavailable || !strings.HasPrefix(body, "listeners:")) {
+			err = fmt.Errorf("%d %s", code, body)
 		}
-		return nil
+		return err
 	})
 	time.Sleep(time.Second)
 	if code, _, _, _ := get("http://" + p.agent.status + "/healthz/ready"); code != http.StatusServiceUnavailable {

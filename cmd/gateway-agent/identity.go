@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"google.golang.org/protobuf/types/known/anypb"
@@ -137,15 +136,4 @@ func nonEmpty(paths ...string) []string {
 		}
 	}
 	return all
-}
-
-// secretDirs are where nothing is served from as a certificate: the agent's own files and tokens.
-func (s *settings) secretDirs() []string {
-	dirs := []string{s.dataDir, s.runDir}
-	for _, file := range nonEmpty(s.xdsTokenFile, s.caTokenFile) {
-		if abs, err := filepath.Abs(file); err == nil {
-			dirs = append(dirs, filepath.Dir(abs))
-		}
-	}
-	return dirs
 }

@@ -8,12 +8,17 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/gateway-agent/gateway-agent/internal/istio"
+	"github.com/gateway-agent/gateway-agent/sds/identity"
 )
+
+// drainPatience is how long requests in flight may take to end after the delay.
+const drainPatience = 5 * time.Second
 
 // agentShare: Istio's template gives the Go process the whole container's memory for its own, which Envoy shares.
 const agentShare = 4
@@ -89,7 +94,7 @@ func (a *app) proxy(ctx context.Context, call *proxyCall, positional []string) e
 		return usageError{err}
 	}
 	warnings = append(unknownFlags(a.args, call.all), warnings...)
-	if err := call.merge(mapped, a.env); err != nil {
+	if err := call.merge(mapped, input.Dir, a.env); err != nil {
 		return usageError{err}
 	}
 	if call.dryRun {
@@ -106,7 +111,7 @@ func (a *app) proxy(ctx context.Context, call *proxyCall, positional []string) e
 }
 
 // merge lays what the agent was told in its own terms over the mapping: the command line, GATEWAY_AGENT_ variables, a --config file.
-func (p *proxyCall) merge(mapped istio.Settings, env environment) error {
+func (p *proxyCall) merge(mapped istio.Settings, dir string, env environment) error {
 	var given []func() error
 	p.run.VisitAll(func(flag *pflag.Flag) {
 		if !flag.Changed {
@@ -121,23 +126,33 @@ func (p *proxyCall) merge(mapped istio.Settings, env environment) error {
 		given = append(given, func() error { return flag.Value.Set(value) })
 	})
 	fromIstio(p.settings, mapped)
+	p.settings.identityFiles = identity.Mounted(dir)
 	var problems []error
 	for _, set := range given {
 		problems = append(problems, set())
 	}
-	problems = append(problems, apply(p.run, p.settings.configFile, env), p.settings.complete(env))
-	return errors.Join(problems...)
+	problems = append(problems, apply(p.run, p.settings.configFile, env))
+	p.fitDrain()
+	return errors.Join(append(problems, p.settings.complete(env))...)
+}
+
+// fitDrain keeps the patience with requests in flight when somebody chose another delay, and no deadline.
+func (p *proxyCall) fitDrain() {
+	s := p.settings
+	if p.run.Changed("drain-delay") && !p.run.Changed("drain-timeout") {
+		s.drainTimeout = max(s.drainTimeout, s.drainDelay+drainPatience)
+	}
 }
 
 // unknownFlags tells of flags that were skipped. A value that looks like one is told too; that does no harm.
 func unknownFlags(args []string, known *pflag.FlagSet) []string {
 	var warnings []string
 	for _, arg := range args {
-		name, ok := strings.CutPrefix(arg, "--")
-		if name, _, _ = strings.Cut(name, "="); !ok || name == "" || name == "help" || known.Lookup(name) != nil {
+		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if !strings.HasPrefix(arg, "-") || name == "" || name == "help" || name == "h" || known.Lookup(name) != nil {
 			continue
 		}
-		if text := "--" + name + " is ignored: this agent does not know it"; !slices.Contains(warnings, text) {
+		if text := arg[:strings.Index(arg, name)] + name + " is ignored: this agent does not know it"; !slices.Contains(warnings, text) {
 			warnings = append(warnings, text)
 		}
 	}

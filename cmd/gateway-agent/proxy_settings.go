@@ -67,7 +67,7 @@ func identityFromIstio(s *settings, in istio.Settings) {
 	}
 	s.identityLife, s.identityGrace, s.identityJitter = w.TTL, w.GraceRatio, w.GraceJitter
 	s.identityKey, s.identityBits = keyKind(w), w.RSABits
-	s.identityPKCS8, s.identityOutput = w.PKCS8, w.OutputDir
+	s.identityPKCS8, s.identityOutput, s.identityCRL = w.PKCS8, w.OutputDir, w.CRLFile
 	if in.CA.Address == "" {
 		return
 	}

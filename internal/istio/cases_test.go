@@ -61,7 +61,7 @@ func TestProxyConfigLayers(t *testing.T) {
 		mesh(p)
 		p.env["PROXY_CONFIG"] = "{proxyAdminPort: 0, status_port: 15029, concurrency: null}"
 	})
-	if s.AdminAddress != "" || s.StatusAddress != "0.0.0.0:15029" || s.Concurrency != 4 {
+	if s.AdminAddress != "" || s.StatusAddress != ":15029" || s.Concurrency != 4 {
 		t.Errorf("zero and null in a layer: admin %q, status %q, concurrency %d", s.AdminAddress, s.StatusAddress, s.Concurrency)
 	}
 	s = must(t, func(p *pod) { p.env["PROXY_CONFIG"] = "concurrency: 0" })

@@ -28,6 +28,7 @@ const (
 	istioToken      = "./var/run/secrets/tokens/istio-token"
 	kubernetesToken = "./var/run/secrets/kubernetes.io/serviceaccount/token"
 	istioRoot       = "./var/run/secrets/istio/root-cert.pem"
+	istioCRL        = "./var/run/secrets/istio/crl/ca-crl.pem"
 
 	xdsSocketName    = "XDS"
 	bootstrapName    = "envoy-rev.json"

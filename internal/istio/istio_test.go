@@ -102,11 +102,11 @@ func TestGatewayOfTheChart(t *testing.T) {
 		ControlPlane: istiod, CA: istiod,
 		Workload: Workload{
 			TrustDomain: "cluster.local", Namespace: "ingress", ServiceAccount: "gw", TTL: 24 * time.Hour, GraceRatio: 0.5,
-			GraceJitter: 0.01, KeyType: "ecdsa", RSABits: 2048, Curve: "P256",
+			GraceJitter: 0.01, KeyType: "ecdsa", RSABits: 2048, Curve: "P256", CRLFile: "/var/run/secrets/istio/crl/ca-crl.pem",
 		},
 		RunDir: "/etc/istio/proxy", DataDir: "/var/lib/istio/data", BootstrapFile: "/etc/istio/proxy/envoy-rev.json",
 		XDSSocket: "/etc/istio/proxy/XDS", SDSSocket: "/var/run/secrets/workload-spiffe-uds/socket", WorkloadSocket: "/var/run/secrets/workload-spiffe-uds/socket",
-		AdminAddress: "127.0.0.1:15000", StatusAddress: "0.0.0.0:15020", ReadyAddress: "0.0.0.0:15021", PrometheusAddress: "0.0.0.0:15090",
+		AdminAddress: "127.0.0.1:15000", StatusAddress: ":15020", ReadyAddress: "0.0.0.0:15021", PrometheusAddress: "0.0.0.0:15090",
 		Envoy:       "/usr/local/bin/envoy",
 		EnvoyArgs:   []string{"--drain-strategy", "immediate", "--file-flush-interval-msec", "1000", "--allow-unknown-static-fields", "--skip-deprecated-logs"},
 		Concurrency: 2, EnvoyLogLevel: "warning", ComponentLogLevel: "misc:error", LogLevel: "info", LogFormat: "text",

@@ -27,7 +27,9 @@ func (m *mapping) mapPlaces() {
 		loopback, wildcard = netip.IPv6Loopback(), netip.IPv6Unspecified()
 	}
 	m.out.AdminAddress = hostPort(loopback, int(m.proxy.GetProxyAdminPort()))
-	m.out.StatusAddress = hostPort(wildcard, int(m.proxy.GetStatusPort()))
+	if m.out.StatusAddress = hostPort(wildcard, int(m.proxy.GetStatusPort())); wildcard.Is4() && m.out.StatusAddress != "" {
+		m.out.StatusAddress = ":" + strconv.Itoa(int(m.proxy.GetStatusPort())) // IPv6 too, where there is any
+	}
 	m.out.ReadyAddress = hostPort(wildcard, m.readyPort())
 	m.out.PrometheusAddress = hostPort(wildcard, m.prometheusPort())
 	m.out.MetricsLocalOnly = m.flag("METRICS_LOCALHOST_ACCESS_ONLY")

@@ -163,6 +163,7 @@ func (m *mapping) workload() Workload {
 		RSABits:        m.number("WORKLOAD_RSA_KEY_SIZE", 2048, 2048, 8192),
 		Curve:          m.text("ECC_CURVE", "P256"),
 		PKCS8:          m.flag("PKCS8_KEY"),
+		CRLFile:        m.abs(istioCRL),
 		OutputDir:      m.abs(m.in.Env["OUTPUT_CERTS"]),
 	}
 	if algorithm := m.in.Env["ECC_SIGNATURE_ALGORITHM"]; algorithm != "" && algorithm != "ECDSA" {

@@ -84,6 +84,7 @@ type Workload struct {
 	RSABits        int
 	Curve          string // P256 or P384
 	PKCS8          bool
+	CRLFile        string // revocation lists, used while it exists
 	OutputDir      string // where the certificate is written for others; "" = nowhere
 }
 
