@@ -162,14 +162,31 @@ func (k *copier) list(blobs []v1.Descriptor) error {
 // maxCopy is how many times the limit for one layer an image with all its platforms may be.
 const maxCopy = 8
 
+// download copies a blob, from another place when the first ones turn out to have sent something else.
 func (k *copier) download(ctx context.Context, desc v1.Descriptor) error {
+	start := k.done
+	for tries := 0; ; tries++ {
+		mark, err := k.to.stage.mark()
+		if err != nil {
+			return &writeError{err}
+		}
+		err = k.downloadOnce(ctx, desc, start)
+		if !elsewhere(err) || tries == maxElsewhere || ctx.Err() != nil {
+			return err
+		}
+		if err := k.to.stage.rewind(mark); err != nil {
+			return &writeError{err}
+		}
+	}
+}
+
+func (k *copier) downloadOnce(ctx context.Context, desc v1.Descriptor, start int64) error {
 	blob, err := k.from.Blob(ctx, desc)
 	if err != nil {
 		return err
 	}
 	defer blob.Close()
 	src := &source{inner: blob, verified: true, limit: k.limits.download, total: desc.Size}
-	start := k.done
 	src.progress = func(done, _ int64) {
 		k.done = start + done
 		if k.progress != nil {

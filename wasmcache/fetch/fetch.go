@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
+	"errors"
 	"io"
 	"net/url"
 	"time"
@@ -179,7 +180,28 @@ func (c *Client) Fetch(ctx context.Context, r *Resolved, dst Sink, progress func
 	return r.fetch(ctx, dst, c.limits, progress)
 }
 
+// maxElsewhere is how many times in a row a download is begun again because of wrong bytes. Each time another place is asked.
+const maxElsewhere = 8
+
 func (r *Resolved) fetch(ctx context.Context, dst Sink, l limits, progress func(done, total int64)) (Result, error) {
+	for tries := 0; ; tries++ {
+		result, err := r.fetchOnce(ctx, dst, l, progress)
+		if !elsewhere(err) || tries == maxElsewhere || ctx.Err() != nil {
+			return result, err
+		}
+		if err := reset(dst); err != nil {
+			return Result{}, named(r.op, err)
+		}
+	}
+}
+
+// elsewhere reports that the same, tried again at once, asks another place.
+func elsewhere(err error) bool {
+	e, ok := errors.AsType[*oci.Error](err)
+	return ok && e.Elsewhere
+}
+
+func (r *Resolved) fetchOnce(ctx context.Context, dst Sink, l limits, progress func(done, total int64)) (Result, error) {
 	body, total, err := r.open(ctx)
 	if err != nil {
 		return Result{}, err

@@ -38,17 +38,16 @@ func (s *source) Read(p []byte) (int, error) {
 }
 
 // finish reads to the end, because only there a digest is checked, and returns the error that matters: that of the download before
-// that of unpacking.
+// that of unpacking. What is too big is so only if it is what the digest names; a mirror may have sent anything.
 func (s *source) finish(err error) error {
-	_, tooBig := errors.AsType[*limitError](err)
-	_, unwritable := errors.AsType[*writeError](err)
-	if tooBig || unwritable {
+	if _, unwritable := errors.AsType[*writeError](err); unwritable {
 		return err
 	}
+	_, tooBig := errors.AsType[*limitError](err)
 	if err == nil || s.verified {
 		_, _ = io.Copy(io.Discard, s)
 	}
-	if s.err != nil && !errors.Is(s.err, io.EOF) {
+	if s.err != nil && !errors.Is(s.err, io.EOF) && (!tooBig || elsewhere(s.err)) {
 		return s.err
 	}
 	return err
