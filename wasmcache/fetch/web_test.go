@@ -13,11 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gateway-agent/gateway-agent/internal/oci"
-	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 )
 
@@ -158,41 +156,6 @@ func TestHTTPSlowBodyEnds(t *testing.T) {
 	defer c.Close()
 	_, _, _, err := pull(t.Context(), t, c, Request{URL: server.URL})
 	wantError(t, err, oci.Temporary, "download stalled: 1000 bytes in 50ms", "look at the server, and at what is between")
-}
-
-// The real durations: a body that drips a byte a second is cut after 30 s, one that keeps the pace is not.
-func TestStallWindow(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		chunk int
-		want  time.Duration
-	}{{"drips", 1, 30 * time.Second}, {"flows", 8 << 10, 100 * time.Second}} {
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			err := dripThrough(t, tt.chunk, 100)
-			if got := time.Since(start); got != tt.want || (err != nil) != (tt.name == "drips") {
-				t.Errorf("%s: ended after %v with %v, want %v", tt.name, got, err, tt.want)
-			}
-		})
-	}
-}
-
-func dripThrough(t *testing.T, chunk, seconds int) error {
-	t.Helper()
-	rt := roundTripper(func(r *http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: 200, Request: r, Header: http.Header{}, Body: &drip{chunk: chunk, left: seconds, stop: r.Context().Done()}}, nil
-	})
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://drip.test/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := safehttp.New(safehttp.Config{}).Do(t.Context(), rt, req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	_, err = copyAll(resp.Body)
-	return err
 }
 
 func TestFiles(t *testing.T) {

@@ -2,6 +2,7 @@ package safehttp
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -12,6 +13,77 @@ import (
 	"testing/synctest"
 	"time"
 )
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// drip is a body that brings a chunk each second.
+type drip struct {
+	chunk, left int
+	stop        <-chan struct{}
+}
+
+func (d *drip) Read(p []byte) (int, error) {
+	if d.left == 0 {
+		return 0, io.EOF
+	}
+	d.left--
+	select {
+	case <-time.After(time.Second):
+		return min(d.chunk, len(p)), nil
+	case <-d.stop:
+		return 0, context.Canceled
+	}
+}
+
+func (d *drip) Close() error { return nil }
+
+// The real durations: a body that drips a byte a second is cut after 30 s, one that keeps the pace is not; in both directions.
+func TestStallWindow(t *testing.T) {
+	through := roundTripper(func(r *http.Request) (*http.Response, error) {
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			return nil, err
+		}
+		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+	})
+	for _, tt := range []struct {
+		name   string
+		chunk  int
+		upload bool
+		want   time.Duration
+	}{
+		{"drips", 1, false, 30 * time.Second},
+		{"flows", 8 << 10, false, 100 * time.Second},
+		{"upload drips", 1, true, 30 * time.Second},
+		{"upload flows", 8 << 10, true, 100 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			body := &drip{chunk: tt.chunk, left: 100, stop: ctx.Done()}
+			var err error
+			if tt.upload {
+				var req *http.Request
+				if req, err = http.NewRequestWithContext(ctx, http.MethodPut, "https://drip.test/", body); err != nil {
+					t.Fatal(err)
+				}
+				body.stop = nil
+				_, err = New(Config{}).watched(roundTripper(func(r *http.Request) (*http.Response, error) {
+					body.stop = r.Context().Done()
+					return through(r)
+				}), req)
+			} else {
+				_, err = io.Copy(io.Discard, New(Config{}).watch(ctx, cancel, body, false))
+			}
+			stalled, ok := errors.AsType[*StallError](err)
+			if got := time.Since(start); got != tt.want || ok != (tt.chunk == 1) || ok && stalled.Upload != tt.upload {
+				t.Errorf("%s: ended after %v with %v, want %v", tt.name, got, err, tt.want)
+			}
+		})
+	}
+}
 
 // A server that takes the headers of an upload and then reads nothing.
 func TestStalledUpload(t *testing.T) {
