@@ -96,11 +96,17 @@ func (s *Store) find(r *record, a *ask) (version, access) {
 	return version{}, denied
 }
 
+// unasked is a question of access that had no answer.
+type unasked struct {
+	until   time.Time // the registry is left alone
+	warning string
+}
+
 // renew asks the registry whether a still has access. Its no counts; when it cannot be asked, what it said last counts: an outage must not
 // take a module from those who had it.
 func (s *Store) renew(ctx context.Context, a *ask) (warning string, err error) {
-	if until, ok := s.unasked.Get(a.flightKey()); ok && time.Now().Before(until) {
-		return "", nil
+	if last, ok := s.unasked.Get(a.flightKey()); ok && time.Now().Before(last.until) {
+		return last.warning, nil
 	}
 	soon, cancel := context.WithTimeoutCause(ctx, renewWait, fmt.Errorf("no answer within %v", renewWait))
 	defer cancel()
@@ -119,7 +125,7 @@ func (s *Store) renew(ctx context.Context, a *ask) (warning string, err error) {
 	default:
 		warning = fmt.Sprintf("the registry could not be asked whether the pull secret is still good for %s: %v", a.ref, err)
 	}
-	s.unasked.Add(a.flightKey(), time.Now().Add(renewPause))
+	s.unasked.Add(a.flightKey(), unasked{until: time.Now().Add(renewPause), warning: warning})
 	s.cfg.Log.Warn("access to a stored module could not be confirmed: it is served as before", "ref", a.ref.String(), "err", err)
 	return warning, nil
 }

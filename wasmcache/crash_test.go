@@ -224,3 +224,24 @@ func TestASecondStoreLeavesTheDownloadsOfTheFirstAlone(t *testing.T) {
 	m, err = running.Get(t.Context(), Request{URL: r.Ref("both:v1")})
 	wantModule(t, m, err, module)
 }
+
+// Somebody cleans up in the directory of an agent that runs.
+func TestAnEmptiedDirectoryIsFilledAgain(t *testing.T) {
+	s := open(t, t.TempDir(), func(c *Config) { c.Fetch = inline{size: 1000} })
+	m := mustGet(t, s, "oci://r.test/a:v1")
+	files, err := os.ReadDir(s.dir)
+	if err != nil || len(files) < 7 {
+		t.Fatalf("the store has %d directories, %v", len(files), err)
+	}
+	for _, f := range files {
+		if err := os.RemoveAll(filepath.Join(s.dir, f.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if again := mustGet(t, s, "oci://r.test/a:v1"); again != m || !stored(again) {
+		t.Errorf("Get = %+v, want it back", again)
+	}
+	if st := s.Status(); len(st.Modules) != 1 || !st.Writable {
+		t.Errorf("Status = %+v", st)
+	}
+}

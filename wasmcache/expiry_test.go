@@ -75,8 +75,8 @@ func TestAnOutageTakesNoAccess(t *testing.T) {
 					t.Errorf("it took %v", d)
 				}
 				start = time.Now()
-				if _, err := get(); err != nil || time.Since(start) != 0 {
-					t.Errorf("the next Get = %v after %v, want it at once", err, time.Since(start))
+				if m, err := get(); err != nil || time.Since(start) != 0 || m.Warning == "" {
+					t.Errorf("the next Get = %+v, %v after %v, want it at once, and the warning", m, err, time.Since(start))
 				}
 				time.Sleep(2 * time.Minute)
 				f.fail(refused(oci.Unauthorized), false)
@@ -189,6 +189,31 @@ func TestPreloadingWhatATenantPulled(t *testing.T) {
 		}
 		if st := s.Status().Modules; len(st) != 1 || !st[0].Preloaded {
 			t.Errorf("Status = %+v, want it preloaded", st)
+		}
+	})
+}
+
+// Preloading an older version by its digest does not change what the tag means.
+func TestPreloadingDoesNotMoveATag(t *testing.T) {
+	withTags(t, none, func(t *testing.T, s *Store, f *tags) {
+		one, err := s.Get(t.Context(), Request{URL: tag})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.set(tag, "two")
+		two, err := s.Get(t.Context(), Request{URL: tag, Always: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := s.Get(t.Context(), Request{URL: tag, SHA256: one.Digest, Preload: true}); err != nil || m.Digest != one.Digest {
+			t.Fatalf("Get = %+v, %v", m, err)
+		}
+		if m, err := s.Get(t.Context(), Request{URL: tag}); err != nil || m.Digest != two.Digest {
+			t.Errorf("Get = %+v, %v, want the newer one still", m, err)
+		}
+		f.fail(errors.New("down"), false)
+		if m, err := s.Get(t.Context(), Request{URL: tag, PullSecret: theSecret}); err != nil || m.Digest != one.Digest {
+			t.Errorf("Get of another caller = %+v, %v, want what was preloaded", m, err)
 		}
 	})
 }

@@ -42,16 +42,24 @@ func openRoot(dir string) (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := makeDirs(root); err != nil {
+		root.Close()
+		return nil, err
+	}
+	return root, nil
+}
+
+// makeDirs makes the directories under the store's own. Only that of the blobs is an error: a store that cannot be written serves.
+func makeDirs(root *os.Root) error {
 	for _, d := range []struct {
 		name string
 		mode fs.FileMode
 	}{{"blobs", 0o755}, {blobDir, 0o755}, {refDir, 0o700}, {manifestDir, 0o700}, {verdictDir, 0o700}, {quarantineDir, 0o700}, {tmpDir, 0o700}, {lockDir, 0o700}} {
 		if err := makeUnder(root, d.name, d.mode); err != nil && d.name == blobDir {
-			root.Close()
-			return nil, err
+			return err
 		}
 	}
-	return root, nil
+	return nil
 }
 
 // makeDir makes dir readable for Envoy whatever the umask; one that exists is left as it is.
@@ -76,13 +84,25 @@ func makeUnder(root *os.Root, name string, mode fs.FileMode) error {
 	return err
 }
 
+// create makes a file of the store's own, and before it the directories that somebody may have emptied a running agent's store of.
+func (s *Store) create(name string, flag int) (*os.File, error) {
+	f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|flag, 0o600)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	if err := makeDirs(s.root); err != nil {
+		return nil, err
+	}
+	return s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|flag, 0o600)
+}
+
 // createTemp makes a temporary file that is locked until it is closed, so that nobody takes it for a leftover.
 func (s *Store) createTemp(prefix string) (*os.File, string, error) {
 	for range 100 {
 		var b [12]byte
 		_, _ = rand.Read(b[:]) // never fails
 		name := path.Join(tmpDir, prefix+"-"+hex.EncodeToString(b[:]))
-		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		f, err := s.create(name, os.O_EXCL)
 		if err != nil {
 			return nil, "", err
 		}

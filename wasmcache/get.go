@@ -67,7 +67,7 @@ func (s *Store) serve(ctx context.Context, a *ask) (m Module, ok bool, err error
 	case err == nil:
 		m.Warning = joinWarnings(warning, m.Warning)
 		if a.preload && !v.Preloaded {
-			err = s.remember(ctx, a, v)
+			err = s.update(ctx, a.ref, func(r *record) { r.preload(v) })
 		}
 		s.metrics.hits.Inc()
 		return m, true, err

@@ -38,12 +38,12 @@ type lock struct {
 
 // stuckError is a lock whose holder does not move.
 type stuckError struct {
-	file string
-	pid  int
+	file, host string
+	pid        int
 }
 
 func (e *stuckError) Error() string {
-	return fmt.Sprintf("process %d has its lock %s and did not move for %v: let it continue, or end it", e.pid, e.file, patience)
+	return fmt.Sprintf("process %d on %s has its lock %s and did not move for %v: let it continue, or end it", e.pid, e.host, e.file, patience)
 }
 
 func flock(f *os.File, how int) error {
@@ -88,9 +88,7 @@ func (s *Store) lock(ctx context.Context, object string, report func(done, total
 			}
 		}
 		if time.Since(since) > patience {
-			pid := 0
-			_, _ = fmt.Sscan(note, &pid)
-			return nil, &stuckError{file: name, pid: pid}
+			return nil, stuck(name, note)
 		}
 		select {
 		case <-ctx.Done():
@@ -100,10 +98,17 @@ func (s *Store) lock(ctx context.Context, object string, report func(done, total
 	}
 }
 
+func stuck(name, note string) error {
+	e := &stuckError{file: name, host: "an unknown host"}
+	var ignored int64
+	_, _ = fmt.Sscan(note, &e.pid, &ignored, &ignored, &ignored, &e.host)
+	return e
+}
+
 // tryLock returns an error for which isHeld is true when somebody has the lock, and another when there can be no locks here.
 func (s *Store) tryLock(name string) (*lock, error) {
 	for {
-		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+		f, err := s.create(name, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -151,7 +156,8 @@ func (l *lock) unlock() {
 // note writes a sign of life. That it fails costs those who wait their patience only.
 func (l *lock) note(done, total int64) {
 	l.beats++
-	_, _ = fmt.Fprintf(&atStart{l.file}, "%10d %20d %20d %20d\n", os.Getpid(), l.beats, done, total)
+	host, _ := os.Hostname() // in a pod its name, where every process is number 1
+	_, _ = fmt.Fprintf(&atStart{l.file}, "%10d %20d %20d %20d %.200s\n", os.Getpid(), l.beats, done, total, host)
 }
 
 type atStart struct{ f *os.File }

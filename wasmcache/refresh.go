@@ -31,8 +31,9 @@ func (s *Store) watch(a *ask, m Module) {
 	if s.cfg.Refresh <= 0 || a.resource.Name == "" || a.fixed() || !isImage(a.ref) {
 		return
 	}
-	now := time.Now()
-	w := watched{ask: a, served: m, asked: now, due: now.Add(time.Duration(rand.Float64() * float64(s.cfg.Refresh)))}
+	now, kept := time.Now(), *a
+	kept.progress = nil
+	w := watched{ask: &kept, served: m, asked: now, due: now.Add(time.Duration(rand.Float64() * float64(s.cfg.Refresh)))}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old, ok := s.watching.Get(w.key()); ok {
@@ -47,12 +48,12 @@ func (s *Store) watch(a *ask, m Module) {
 	}
 }
 
-// hasMoved reports that the registry said of a tag that it leads to something else than v by now.
+// hasMoved reports that the registry told this caller of a tag that it leads to something else than v by now.
 func (s *Store) hasMoved(a *ask, v version) bool {
 	if a.fixed() {
 		return false
 	}
-	now, ok := s.moved.Get(a.ref.Key())
+	now, ok := s.moved.Get(a.flightKey())
 	return ok && !v.is(now)
 }
 
@@ -162,7 +163,7 @@ func (s *Store) askTag(ctx context.Context, group []watched) {
 	if len(urls) == 0 {
 		return
 	}
-	s.moved.Add(a.ref.Key(), sum)
+	s.moved.Add(a.flightKey(), sum)
 	s.cfg.Log.Info("tag has moved: it is pulled again", "ref", a.ref.String(), "digest", digest)
 	for url := range urls {
 		if s.cfg.OnChange != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gateway-agent/gateway-agent/internal/oci"
+	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 )
 
 // refreshing is a store with a tag in use, and what its OnChange was told.
@@ -210,4 +211,48 @@ func TestRefreshIsSpread(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The digest that a real registry names is that of the index, where there is one.
+func TestRefreshWithARegistry(t *testing.T) {
+	r := registrytest.New(t)
+	index := registrytest.Entry{Image: registrytest.WasmToOCI(core("index", 100))}
+	r.Push(t, "plain", "v1", registrytest.Compat(t, core("plain", 100)))
+	r.PushIndex(t, "index", "v1", index)
+	p := registrytest.NewProxy(t, r.Addr)
+	told, pins := make(chan string, 100), []string{hexOf(core("plain", 100)), hexOf(core("index", 100)), hexOf(core("new", 100))} // more than are told
+	s := open(t, t.TempDir(), func(c *Config) {
+		c.Refresh, c.OnChange, c.Pins = 20*time.Millisecond, func(url string) { told <- url }, func() []string { return pins }
+	})
+	get := func(ref string) Module {
+		m, err := s.Get(t.Context(), Request{URL: p.Ref(ref), Resource: ref})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	get("plain:v1")
+	get("index:v1")
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	wg.Go(func() { _ = s.Run(ctx) })
+	p.Forget()
+	for _, part := range []string{"/plain/manifests/", "/index/manifests/"} {
+		for len(p.Requests(part)) < 3 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if len(told) > 0 {
+		t.Fatalf("OnChange was told %s although nothing has changed", <-told)
+	}
+	index.Image = registrytest.WasmToOCI(core("new", 100))
+	r.PushIndex(t, "index", "v1", index)
+	if url := <-told; url != p.Ref("index:v1") {
+		t.Errorf("OnChange was told %s, want %s", url, p.Ref("index:v1"))
+	}
+	if m := get("index:v1"); m.Digest != hexOf(core("new", 100)) {
+		t.Errorf("Get = %+v, want the new module", m)
+	}
 }

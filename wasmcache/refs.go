@@ -66,6 +66,13 @@ func (r *record) add(v version, a *ask) {
 	}
 }
 
+// preload opens a version that is known for everybody.
+func (r *record) preload(v version) {
+	if i := slices.IndexFunc(r.Versions, v.same); i >= 0 {
+		r.Versions[i].Preloaded = true
+	}
+}
+
 // noted reports that the record says all that add would say, but for the time.
 func (r *record) noted(v version, a *ask) bool {
 	i := slices.IndexFunc(r.Versions, v.same)

@@ -1,7 +1,9 @@
 package wasmcache
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -136,7 +138,8 @@ func TestAStoppedDownloaderIsOvertaken(t *testing.T) {
 	dir := t.TempDir()
 	stopped := startChild(t, childConfig{Dir: dir, Inline: 1000, Slow: time.Hour})
 	stopped.send("get", "oci://r.test/slow:v1")
-	s := open(t, dir, func(c *Config) { c.Fetch = inline{size: 1000} })
+	var log bytes.Buffer
+	s := open(t, dir, func(c *Config) { c.Fetch, c.Log = inline{size: 1000}, slog.New(slog.NewTextHandler(&log, nil)) })
 	for len(s.names(lockDir)) == 0 || len(s.names(tmpDir)) == 0 {
 		time.Sleep(time.Millisecond)
 	}
@@ -150,6 +153,9 @@ func TestAStoppedDownloaderIsOvertaken(t *testing.T) {
 	mustGet(t, s, "oci://r.test/slow:v1")
 	if d := time.Since(start); d < patience || d > patience+10*time.Second {
 		t.Errorf("it took %v, want a little more than %v", d, patience)
+	}
+	if want := fmt.Sprintf("process %d on ", stopped.cmd.Process.Pid); !strings.Contains(log.String(), want) || !strings.Contains(log.String(), "let it continue, or end it") {
+		t.Errorf("the log does not say %q and what to do:\n%s", want, &log)
 	}
 	if len(s.names(tmpDir)) == 0 {
 		t.Error("the download of the stopped process was removed")

@@ -84,8 +84,8 @@ type Config struct {
 	RequireDigest bool
 	// Refresh is how often Run asks whether tags that resources use have moved. Default 0: never.
 	Refresh time.Duration
-	// OnChange, if not nil, is told the URL of a tag that has moved, as requests spelled it: the next Get for it asks the registry. It must
-	// not block.
+	// OnChange, if not nil, is told the URL of a tag that has moved, as requests spelled it: the next Get for it asks the registry. It is
+	// called from several goroutines and must not block.
 	OnChange func(url string)
 	// Unvouched is UnvouchedWarn (default) or UnvouchedRefuse.
 	Unvouched string
@@ -206,8 +206,8 @@ type Store struct {
 	verified   *lru.Cache[string, stamp]       // blobs hashed in this process
 	used       *lru.Cache[string, time.Time]   // last use in this process
 	judgedHere *lru.Cache[string, abi.Verdict] // verdicts that are not on disk
-	unasked    *lru.Cache[string, time.Time]   // callers whose access the registry could not confirm, until when it is left alone
-	moved      *lru.Cache[string, string]      // tag → digest that the registry named last
+	unasked    *lru.Cache[string, unasked]     // callers whose access the registry could not confirm
+	moved      *lru.Cache[string, string]      // tag and caller → digest that the registry named last
 	watchMore  chan struct{}                   // capacity 1: there is a new tag to watch
 
 	refMu sync.Mutex
@@ -244,7 +244,7 @@ func Open(cfg Config) (*Store, error) {
 		cfg: cfg, dir: dir, root: root, started: time.Now(), metrics: newMetrics(),
 		slots: make(chan struct{}, cfg.MaxPulls), kick: make(chan struct{}, 1),
 		verified: newCache[stamp](maxRemembered), used: newCache[time.Time](maxRemembered), judgedHere: newCache[abi.Verdict](maxRemembered),
-		unasked: newCache[time.Time](maxRemembered), moved: newCache[string](maxRemembered),
+		unasked: newCache[unasked](maxRemembered), moved: newCache[string](maxRemembered),
 		watchMore: make(chan struct{}, 1), watching: newCache[watched](maxWatched), held: map[string]*holding{}, unsettled: map[string]bool{},
 	}
 	s.writable.Store(true) // until it turns out otherwise
