@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	metricsv3 "github.com/envoyproxy/go-control-plane/envoy/config/metrics/v3"
@@ -12,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Statistics choose what Envoy counts. Without a prefix, suffix or expression everything is counted.
+// Statistics choose what Envoy counts. Without a prefix, suffix or expression everything is counted; with one, also what a drain needs.
 type Statistics struct {
 	NoDefaultTags bool  // without the labels that Envoy knows by itself
 	Tags          []Tag // labels to take out of the names
@@ -85,8 +86,15 @@ func (s Statistics) message() *metricsv3.StatsConfig {
 	return config
 }
 
+// inFlight are the gauges by which a drain sees what is still going on: without them it would cut requests.
+var inFlight = []string{"downstream_rq_active", "downstream_cx_active", "downstream_cx_upgrades_active", "downstream_cx_tx_bytes_buffered"}
+
 func (s Statistics) patterns() []*matcherv3.StringMatcher {
 	var all []*matcherv3.StringMatcher
+	if len(s.Prefixes)+len(s.Suffixes)+len(s.Expressions) == 0 {
+		return nil
+	}
+	s.Suffixes = slices.Concat(s.Suffixes, inFlight)
 	for _, prefix := range s.Prefixes {
 		all = append(all, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}})
 	}

@@ -104,3 +104,27 @@ func TestCrashEndsRun(t *testing.T) {
 		t.Error("Run after a crash that is not to be answered = nil, want an error")
 	}
 }
+
+// TestDrainWithoutStatistics: when nobody can see what is in flight, the drain takes all its time.
+func TestDrainWithoutStatistics(t *testing.T) {
+	t.Parallel()
+	rig := newRig(t, hello())
+	config := rig.config(serve(t, hello()))
+	config["stats_config"] = object{"stats_matcher": object{"reject_all": true}}
+	rig.write(t, config)
+	r := rig.run(t, func(c *Config) { c.DrainTimeout = 1500 * time.Millisecond })
+	r.awaitState(StateLive)
+	slow := make(chan error, 1) // one result
+	go func() {
+		_, err := get("http://" + rig.web + "/?after=1s")
+		slow <- err
+	}()
+	time.Sleep(200 * time.Millisecond)
+	r.stop()
+	if err := <-slow; err != nil {
+		t.Errorf("the request in flight failed: %v", err)
+	}
+	if err := r.await(5 * time.Second); err != nil {
+		t.Errorf("Run, asked to stop = %v, want nil", err)
+	}
+}

@@ -3,6 +3,7 @@ package envoy
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -75,6 +76,9 @@ func (a *Admin) load(ctx context.Context, own string) (Load, error) {
 	gauges, err := a.Gauges(ctx, loadGauges)
 	if err != nil {
 		return Load{}, err
+	}
+	if len(gauges) == 0 { // the admin has some of its own at least
+		return Load{}, errors.New("envoy counts nothing that tells what is in flight: its statistics are switched off (stats_matcher)")
 	}
 	return loadOf(gauges, own), nil
 }

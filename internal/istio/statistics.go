@@ -18,16 +18,12 @@ const (
 	compressedAnnotation = "sidecar.istio.io/statsCompression"
 )
 
-// Statistics that are kept whatever users choose: Istio's own metrics, what its dashboards show, and what this agent needs to see
-// whether a request is in flight.
+// Statistics that are kept whatever users choose: Istio's own metrics and what its dashboards show.
 var (
 	neededPrefixes = []string{
 		"reporter=", "component", "istio", "cluster_manager", "listener_manager", "server", "cluster.xds-grpc", "wasm", "gateway_agent_",
 	}
-	neededSuffixes = []string{
-		"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied",
-		"downstream_cx_active", "downstream_rq_active", "downstream_cx_upgrades_active", "downstream_cx_tx_bytes_buffered",
-	}
+	neededSuffixes    = []string{"rbac.allowed", "rbac.denied", "shadow_allowed", "shadow_denied"}
 	neededExpressions = []string{`vhost\..*\.route\..*`}
 )
 
