@@ -459,3 +459,12 @@ func TestNotReadyWithoutListeners(t *testing.T) {
 	p.set(append(p.items(), extra.items()[:2]...)...)
 	p.agent.waitReady()
 }
+
+func readProc(t *testing.T, pid int, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
