@@ -111,7 +111,12 @@ func classify(anonymous bool, err error) *Error {
 	return &Error{Kind: kind, Err: strip(err), Hint: hint}
 }
 
-const hintRefused = "the registry refused the credentials"
+// What a person can do about a refusal.
+const (
+	hintRefused = "the registry refused the credentials"
+	hintNobody  = "no credentials for this registry: give the resource a pull secret, or log in with docker login"
+	hintMend    = "mend that, or give the resource a pull secret"
+)
 
 // wrapStatus is for what the registry itself says.
 func wrapStatus(anonymous bool, e *transport.Error) *Error {
@@ -122,7 +127,7 @@ func wrapStatus(anonymous bool, e *transport.Error) *Error {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		out.Kind, out.Hint = Unauthorized, hintRefused
 		if anonymous {
-			out.Hint = "no credentials for this registry: give the resource a pull secret, or log in with docker login"
+			out.Hint = hintNobody
 		}
 	default:
 		if e.StatusCode < 400 {

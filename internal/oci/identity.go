@@ -131,8 +131,10 @@ func (t *target) explain(op string, err error) *Error {
 	case t.who.unknown != nil:
 		out.Err = fmt.Errorf("%w; it was asked without credentials, because those of this machine cannot be found out: %w", e.Err, t.who.unknown)
 		if e.Kind == Unauthorized { // nobody can tell whether the caller may
-			out.Kind, out.Hint = Temporary, "mend that, or give the resource a pull secret"
+			out.Kind, out.Hint = Temporary, hintMend
 		}
+	case e.Hint == hintNobody && t.who.asked == 0:
+		out.Hint = "the registry refuses it without asking for credentials: check the repository, and who may reach that registry"
 	case e.Hint == hintRefused:
 		out.Hint = hintRefused + t.who.sourceLocked()
 	}

@@ -14,11 +14,15 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 )
 
-const pushActions = "pull,push"
+const (
+	pushActions = "pull,push"
+	maxUploads  = 4 // at the same time
+)
 
 // Push uploads image, a v1.Image or v1.ImageIndex, as ref and returns the digest of its manifest. It goes to the registry itself, never
 // to a mirror. Blobs that are there are skipped. pullSecret is as in Open. progress, if not nil, is called with the bytes uploaded
@@ -44,8 +48,8 @@ func (c *Client) Push(ctx context.Context, ref name.Reference, pullSecret []byte
 	if err != nil {
 		return v1.Hash{}, wrap(op, false, err)
 	}
-	if err := t.push(ctx, ref.Identifier(), image, progress); err != nil {
-		return v1.Hash{}, t.explain(op, err)
+	if err := t.push(ctx, op, ref.Identifier(), image, progress); err != nil {
+		return v1.Hash{}, err
 	}
 	return digest, nil
 }
@@ -53,6 +57,9 @@ func (c *Client) Push(ctx context.Context, ref name.Reference, pullSecret []byte
 // origin returns the first place that answers and is not a mirror.
 func (r *Repository) origin(ctx context.Context) (*target, error) {
 	targets, err := r.places(pushActions, false)
+	if err != nil { // a registry that is not to be asked for tags can still be pushed to
+		targets, err = r.places(pushActions, true)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -84,33 +91,68 @@ func (t *target) ping(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-func (t *target) push(ctx context.Context, identifier string, image remote.Taggable, progress func(done, total int64)) error {
+func (t *target) push(ctx context.Context, op, identifier string, image remote.Taggable, progress func(done, total int64)) error {
 	ref, err := name.ParseReference(t.endpoint.Host + "/" + t.endpoint.Repository + separator(identifier) + identifier)
 	if err != nil {
-		return broken("%s/%s is not a usable repository", safehttp.OneLine(t.endpoint.Host, 100), safehttp.OneLine(t.endpoint.Repository, 200))
+		return wrap(op, false, broken("%s/%s is not a usable repository", safehttp.OneLine(t.endpoint.Host, 100), safehttp.OneLine(t.endpoint.Repository, 200)))
 	}
 	// The library leaves a wrapped transport alone: no handshake of its own, no credentials of its own.
 	wrapped, err := transport.FromToken(ref.Context().Registry, authn.Anonymous, &rerouted{t}, &transport.Challenge{}, nil)
 	if err != nil {
+		return wrap(op, false, err)
+	}
+	pusher, err := remote.NewPusher(remote.WithTransport(wrapped), remote.WithNondistributable, remote.WithRetryPredicate(worthRetrying))
+	if err != nil {
+		return wrap(op, false, err)
+	}
+	if err := t.upload(ctx, op, pusher, ref.Context(), image, progress); err != nil {
 		return err
 	}
-	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(wrapped), remote.WithNondistributable, remote.WithRetryPredicate(worthRetrying)}
-	if progress == nil {
-		return remote.Push(ref, image, options...)
+	if err := pusher.Push(ctx, ref, image); err != nil {
+		return t.explainPush(op+": put manifest "+identifier+" to "+t.endpoint.Host, err)
 	}
-	updates := make(chan v1.Update, 16) // so that the upload rarely waits for who shows it
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for u := range updates {
-			if u.Error == nil {
-				progress(u.Complete, u.Total)
+	return nil
+}
+
+// upload brings the blobs, one by one, so that an error names its blob.
+func (t *target) upload(ctx context.Context, op string, pusher *remote.Pusher, repo name.Repository, image remote.Taggable, progress func(done, total int64)) error {
+	m := &meter{progress: progress, seen: map[v1.Hash]bool{}}
+	if err := m.add(image); err != nil {
+		return fmt.Errorf("%s: read its blobs: %w", op, err)
+	}
+	defer m.stop()
+	blobs, ctx := errgroup.WithContext(ctx)
+	blobs.SetLimit(maxUploads)
+	for _, blob := range m.blobs {
+		blobs.Go(func() error {
+			if err := pusher.Upload(ctx, repo, blob); err != nil {
+				return t.explainPush(fmt.Sprintf("%s: upload blob %s to %s", op, blob.digest, t.endpoint.Host), err)
 			}
-		}
-	}()
-	err = remote.Push(ref, image, append(options, remote.WithProgress(updates))...)
-	<-done // the library closed updates
-	return err
+			blob.set(blob.size)
+			return nil
+		})
+	}
+	return blobs.Wait()
+}
+
+// explainPush is explain with the remedies of who pushes.
+func (t *target) explainPush(op string, err error) *Error {
+	e := *t.explain(op, err)
+	login := "docker login " + t.endpoint.Host
+	refused, _ := errors.AsType[*transport.Error](err)
+	switch {
+	case e.Hint == hintNobody:
+		e.Hint = "no credentials for this registry: log in with " + login
+	case e.Hint == hintMend:
+		e.Hint = "mend that, or log in with " + login
+	case e.Kind == Unauthorized:
+		e.Hint += "; log in with " + login + " as somebody who may push to " + t.endpoint.Repository
+	case e.Kind == NotFound:
+		e.Hint = "check the repository: some registries want it to be created first"
+	case refused != nil && refused.StatusCode == http.StatusRequestEntityTooLarge:
+		e.Hint = "the registry, or a proxy before it, has a limit for the size of a request: raise it there"
+	}
+	return &e
 }
 
 // worthRetrying reports that one step of an upload may be repeated at once.
@@ -120,6 +162,9 @@ func worthRetrying(err error) bool {
 	}
 	if e, ok := errors.AsType[*safehttp.StatusError](err); ok {
 		return e.After <= time.Second
+	}
+	if _, ok := errors.AsType[*safehttp.StallError](err); ok {
+		return false // it took long enough
 	}
 	e := wrap("", false, err)
 	return e.Kind == Temporary && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)

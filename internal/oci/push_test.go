@@ -1,11 +1,13 @@
 package oci
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -15,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
+	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
@@ -117,8 +120,8 @@ func TestPushErrors(t *testing.T) {
 		kind   Kind
 		text   string
 	}{
-		{"no credentials", r.Addr + "/app:v1", nil, nil, Unauthorized, "push " + r.Addr + "/app:v1: 401 Unauthorized (no credentials for this registry"},
-		{"wrong credentials", r.Addr + "/app:v1", basic(r.Addr, "me", "p4ss"), nil, Unauthorized, "the registry refused the credentials"},
+		{"no credentials", r.Addr + "/app:v1", nil, nil, Unauthorized, " to " + r.Addr + ": 401 Unauthorized (no credentials for this registry: log in with docker login " + r.Addr + ")"},
+		{"wrong credentials", r.Addr + "/app:v1", basic(r.Addr, "me", "p4ss"), nil, Unauthorized, "(the registry refused the credentials of the pull secret; log in with docker login " + r.Addr + " as somebody who may push to app)"},
 		{"bad secret", r.Addr + "/app:v1", []byte("p4ss"), nil, Broken, "the pull secret cannot be parsed"},
 		{"another digest", r.Addr + "/app@sha256:" + strings.Repeat("0", 64), nil, nil, Broken, "the image has the digest " + digest + " (push it by a tag)"},
 		{"only mirrors", "registry.test/app:v1", nil, places{{Host: r.Addr, Mirror: true}}, Broken, "only mirrors are configured for it"},
@@ -147,6 +150,60 @@ func TestPushRetriesAStep(t *testing.T) {
 	img, digest := imageOf(t, []byte("module"))
 	if got, err := New(Config{}).Push(t.Context(), reference(t, front.Addr+"/app:v1"), nil, img, nil); err != nil || got.String() != digest {
 		t.Errorf("Push = %s, %v, want %s", got, err, digest)
+	}
+}
+
+// failingRegistry takes pushes until the step at, which it refuses with a status; with none it does not even read it.
+func failingRegistry(t *testing.T, at string, status int) (host string) {
+	t.Helper()
+	done := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		what := r.Method + " " + strings.Split(r.URL.Path, "/")[3]
+		switch {
+		case what == at && status != 0:
+			w.WriteHeader(status)
+		case what == at:
+			<-done
+		case r.Method == http.MethodHead:
+			w.WriteHeader(http.StatusNotFound)
+		case r.Method == http.MethodPost:
+			w.Header().Set("Location", "/v2/app/blobs/uploads/1")
+			w.WriteHeader(http.StatusAccepted)
+		case r.Method == http.MethodPatch:
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.Header().Set("Location", "/v2/app/blobs/uploads/1")
+			w.WriteHeader(http.StatusAccepted)
+		default:
+			w.WriteHeader(http.StatusCreated)
+		}
+	}))
+	t.Cleanup(func() { close(done); s.Close() })
+	return s.Listener.Addr().String()
+}
+
+// Errors name the blob or the manifest, the registry, and a remedy; an upload that nobody reads ends.
+func TestPushNamesWhatFailed(t *testing.T) {
+	module := largeBlob(32 << 20)
+	img, _ := imageOf(t, module)
+	blob := ": upload blob sha256:"
+	for _, tt := range []struct {
+		name, at string
+		status   int
+		kind     Kind
+		texts    []string
+	}{
+		{"stalled", "PATCH blobs", 0, Temporary, []string{blob + strings.TrimPrefix(registrytest.Digest(module), "sha256:"), "upload stalled: ", "look at the server, and at what is between"}},
+		{"no such repository", "POST blobs", http.StatusNotFound, NotFound, []string{blob, "some registries want it to be created first"}},
+		{"too large", "PATCH blobs", http.StatusRequestEntityTooLarge, Broken, []string{blob, "413 Request Entity Too Large", "has a limit for the size of a request"}},
+		{"not asked who", "PUT manifests", http.StatusForbidden, Unauthorized, []string{": put manifest v1 to ", "403 Forbidden", "without asking for credentials", "docker login "}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			host := failingRegistry(t, tt.at, tt.status)
+			h := safehttp.New(safehttp.Config{StallTime: 300 * time.Millisecond})
+			defer h.CloseIdleConnections()
+			_, err := New(Config{HTTP: h}).Push(t.Context(), reference(t, host+"/app:v1"), nil, img, func(int64, int64) {})
+			wantKind(t, err, tt.kind, append(tt.texts, "push "+host+"/app:v1: ", host)...)
+		})
 	}
 }
 
