@@ -17,66 +17,75 @@ import (
 
 const podURL = "http://" + podPlain + "/"
 
+// ending is a way to tell a gateway how to end.
+type ending struct {
+	name       string
+	annotation string // the pod's ProxyConfig
+	env        map[string]string
+	balancer   time.Duration // until the load balancer has taken the pod out
+	min, max   time.Duration // until the container has ended
+}
+
 // TestPodEnds: the kubelet's SIGTERM, while the load balancer goes on for a while, with a slow request in flight and a client that stays
 // connected and says nothing.
 func TestPodEnds(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name       string
-		annotation string // the pod's ProxyConfig
-		env        map[string]string
-		balancer   time.Duration // until it has taken the pod out
-		min, max   time.Duration // until the container has ended
-	}{
-		{"terminationDrainDuration", "terminationDrainDuration: 3s", nil, 2500 * time.Millisecond, 4 * time.Second, 7500 * time.Millisecond},
+	const least, most = 3500 * time.Millisecond, 7500 * time.Millisecond
+	for _, e := range []ending{
+		{"terminationDrainDuration", "terminationDrainDuration: 3s", nil, 2500 * time.Millisecond, least, most},
 		{
 			"on zero", "terminationDrainDuration: 100s",
 			map[string]string{"EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true", "MINIMUM_DRAIN_DURATION": "2s"},
-			1500 * time.Millisecond, 4 * time.Second, 7500 * time.Millisecond,
+			1500 * time.Millisecond, least, most,
 		},
 		{
 			"seconds", "terminationDrainDuration: 100s",
 			map[string]string{"TERMINATION_DRAIN_DURATION_SECONDS": "3"},
-			2500 * time.Millisecond, 4 * time.Second, 7500 * time.Millisecond,
+			2500 * time.Millisecond, least, most,
 		},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		t.Run(e.name, func(t *testing.T) {
 			if !inSpace(t) {
 				return
 			}
 			c := newContainer(t)
-			maps.Copy(c.env, tt.env)
-			c.project("etc/istio/pod", map[string]string{"labels": "app=\"gw\"\n", "annotations": fmt.Sprintf("proxy.istio.io/config=%q\n", tt.annotation)})
+			maps.Copy(c.env, e.env)
+			c.project("etc/istio/pod", map[string]string{"labels": "app=\"gw\"\n", "annotations": fmt.Sprintf("proxy.istio.io/config=%q\n", e.annotation)})
 			c.publish()
 			c.start()
 			c.agent.waitReady()
-			idle := c.idleClient()
-			defer idle.Close()
-			l := startLoad(t, podURL, 100)
-			slow := make(chan error, 1) // one result
-			go func() { slow <- wantCode(podURL+"slow/5s", http.StatusOK) }()
-			time.Sleep(time.Second)
-
-			began := time.Now()
-			c.agent.signal(syscall.SIGTERM)
-			time.Sleep(300 * time.Millisecond)
-			for _, address := range []string{podStatus, podReady} {
-				if err := wantCode("http://"+address+"/healthz/ready", http.StatusServiceUnavailable); err != nil {
-					t.Errorf("while ending: %v", err)
-				}
-			}
-			time.Sleep(time.Until(began.Add(tt.balancer)))
-			l.wantNoFailure(200)
-			if err := <-slow; err != nil {
-				t.Errorf("the request in flight: %v", err)
-			}
-			if code := c.agent.wait(tt.max); code != 0 {
-				t.Errorf("exit code %d, want 0", code)
-			}
-			if took := time.Since(began); took < tt.min || took > tt.max {
-				t.Errorf("the container ended after %v, want %v to %v", took, tt.min, tt.max)
-			}
+			c.wantGoodEnd(e)
 		})
+	}
+}
+
+func (c *container) wantGoodEnd(e ending) {
+	t := c.t
+	t.Helper()
+	idle := c.idleClient()
+	defer idle.Close()
+	l := startLoad(t, podURL, 100)
+	slow := make(chan error, 1) // one result
+	go func() { slow <- wantCode(podURL+"slow/5s", http.StatusOK) }()
+	time.Sleep(time.Second)
+
+	began := time.Now()
+	c.agent.signal(syscall.SIGTERM)
+	for _, address := range []string{podStatus, podReady} {
+		c.agent.eventually(e.balancer/2, "the pod is not ready any more", func() error {
+			return wantCode("http://"+address+"/healthz/ready", http.StatusServiceUnavailable)
+		})
+	}
+	time.Sleep(time.Until(began.Add(e.balancer)))
+	l.wantNoFailure(200)
+	if err := <-slow; err != nil {
+		t.Errorf("the request in flight: %v", err)
+	}
+	if code := c.agent.wait(e.max); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if took := time.Since(began); took < e.min || took > e.max {
+		t.Errorf("the container ended after %v, want %v to %v", took, e.min, e.max)
 	}
 }
 
@@ -103,7 +112,7 @@ func TestPodRestarts(t *testing.T) {
 	reg.push("hello:v1", helloModule(t, "v1"))
 	p := istioPlugin("hello", reg.uri("hello:v1"), "again", "1")
 	c := newContainer(t)
-	c.secured, c.reference = true, &p
+	c.secured, c.plugin = true, &p
 	edge := c.ca.Issue(t, testca.Leaf{Hosts: []string{"edge.test"}})
 	c.istiod.SetSecret(edgeSecret, "ingress", edge.CertPEM, edge.KeyPEM)
 	c.publish()
@@ -142,12 +151,9 @@ func TestPodRestarts(t *testing.T) {
 	t.Logf("a new container served %v after istiod was back, without its registry", served(compiled))
 }
 
-// TestPodRotates: istiod gets another root of the same name, another certificate and other tokens, and the kubelet brings what belongs to
-// them a while later.
-func TestPodRotates(t *testing.T) {
-	if !inSpace(t) {
-		return
-	}
+// startSecured starts a container that serves TLS too, and returns the certificate from the Secret.
+func startSecured(t *testing.T) (*container, testca.Pair) {
+	t.Helper()
 	c := newContainer(t)
 	c.secured = true
 	edge := c.ca.Issue(t, testca.Leaf{Hosts: []string{"edge.test"}})
@@ -156,17 +162,23 @@ func TestPodRotates(t *testing.T) {
 	c.start()
 	c.agent.waitReady()
 	c.agent.eventually(5*time.Second, "a workload of the mesh is let in", func() error { return c.peer(c.ca, c.ca) })
+	c.wantEdge(edge)
+	return c, edge
+}
+
+// TestPodRotates: istiod gets another root of the same name, another certificate and other tokens, and the kubelet brings what belongs to
+// them a while later.
+func TestPodRotates(t *testing.T) {
+	if !inSpace(t) {
+		return
+	}
+	c, edge := startSecured(t)
 	l := startLoad(t, podURL, 50)
 	first, envoy := c.processes()
 
 	c.project("var/run/secrets/tokens", map[string]string{"istio-token": "token-2"}) // as every few hours
 	next, old := testca.New(t, "cluster"), c.ca
-	c.istiod.Stop()
-	c.istiod.UseCertificate(c.certificate(next))
-	c.istiod.UseTokens(map[string]xdstest.Identity{"token-2": ingress})
-	c.authority.SignWith(next)
-	c.authority.Accept("token-2")
-	c.istiod.Start()
+	c.replaceIstiod(next, "token-2")
 	began := time.Now()
 	time.Sleep(3 * time.Second)
 	c.project("var/run/secrets/istio", map[string]string{"root-cert.pem": string(next.PEM)})
@@ -199,20 +211,23 @@ func TestPodRotates(t *testing.T) {
 	}
 }
 
+// replaceIstiod starts an istiod of another root and for another token in the place of the one there is.
+func (c *container) replaceIstiod(root *testca.CA, token string) {
+	c.t.Helper()
+	c.istiod.Stop()
+	c.istiod.UseCertificate(c.certificate(root))
+	c.istiod.UseTokens(map[string]xdstest.Identity{token: ingress})
+	c.authority.SignWith(root)
+	c.authority.Accept(token)
+	c.istiod.Start()
+}
+
 // TestPodOutlivesIstiod: ten seconds without istiod, under load over both plain HTTP and TLS.
 func TestPodOutlivesIstiod(t *testing.T) {
 	if !inSpace(t) {
 		return
 	}
-	c := newContainer(t)
-	c.secured = true
-	edge := c.ca.Issue(t, testca.Leaf{Hosts: []string{"edge.test"}})
-	c.istiod.SetSecret(edgeSecret, "ingress", edge.CertPEM, edge.KeyPEM)
-	c.publish()
-	c.start()
-	c.agent.waitReady()
-	c.agent.eventually(5*time.Second, "a workload of the mesh is let in", func() error { return c.peer(c.ca, c.ca) })
-	c.wantEdge(edge)
+	c, _ := startSecured(t)
 	l := startLoad(t, podURL, 100)
 	stop := handshakes(t, podEdge)
 	var unready atomic.Int64

@@ -45,7 +45,7 @@ type container struct {
 	seal      func()   // makes the root read-only
 	env       map[string]string
 	proxy     map[string]any // ProxyConfig
-	reference *plugin        // served on every listener, if any
+	plugin    *plugin        // of the plain listener, if any
 	header    string
 	origin    string
 	secured   bool // the listeners with TLS too
@@ -197,10 +197,11 @@ func (c *container) exec(args ...string) (stdout, stderr string, err error) {
 func (c *container) publish() {
 	c.t.Helper()
 	g := gateway{address: podPlain, origin: c.origin, header: c.header}
-	if c.reference != nil {
-		g.plugins = []plugin{*c.reference}
+	if c.plugin != nil {
+		g.plugins = []plugin{*c.plugin}
 	}
 	items := g.items()
+	g.plugins = nil
 	if c.secured {
 		g.address, g.secret = podMutual, "default"
 		mutual := g.items()[:2]

@@ -20,6 +20,7 @@ const (
 	spaceVariable = "GATEWAY_AGENT_E2E_SPACE" // directory for mounts: the test runs in namespaces of its own
 	rootVariable  = "GATEWAY_AGENT_E2E_ROOT"  // root of a container: this process becomes it
 	proxyID       = 1337                      // user and group of Istio's proxies
+	softFiles     = 1024                      // open files, until a process asks for more
 )
 
 // inSpace runs the test once more, in a process with its own mounts, network and processes, and reports whether it is that process. Only so
@@ -254,6 +255,7 @@ func becomeContainer(root string) {
 		unix.PivotRoot(".", "."),
 		unix.Unmount(".", unix.MNT_DETACH),
 		unix.Chdir("/"),
+		fewFiles(),
 		giveUpCapabilities(),
 	)
 	if err == nil {
@@ -267,6 +269,16 @@ func becomeContainer(root string) {
 	}
 	fmt.Fprintln(os.Stderr, "become a container:", err)
 	os.Exit(99)
+}
+
+// fewFiles sets the soft limit that container runtimes leave.
+func fewFiles() error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	limit.Cur = min(limit.Max, softFiles)
+	return unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
 }
 
 func giveUpCapabilities() error {

@@ -49,7 +49,7 @@ func TestPodServes(t *testing.T) {
 			c.wantConfined()
 			c.wantNode()
 
-			c.secured, c.reference = true, &p
+			c.secured, c.plugin = true, &p
 			c.publish()
 			c.agent.eventually(compiled, "the plugin serves", func() error { return wantHeader("http://"+podPlain+"/", "x-hello", "of the mesh") })
 			c.agent.waitReady()
@@ -99,23 +99,30 @@ func (c *container) wantConfined() {
 	})
 	for _, pid := range []int{c.agent.cmd.Process.Pid, envoy} {
 		dir := fmt.Sprintf("/proc/%d", pid)
-		status, err := os.ReadFile(filepath.Join(dir, "status"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		status := readProc(t, pid, "status")
 		none := strings.Repeat("0", 16)
 		for _, want := range []string{"CapInh:\t" + none, "CapPrm:\t" + none, "CapEff:\t" + none, "CapBnd:\t" + none, "CapAmb:\t" + none, "NoNewPrivs:\t1"} {
-			if !strings.Contains(string(status), "\n"+want+"\n") {
+			if !strings.Contains(status, "\n"+want+"\n") {
 				t.Errorf("%s/status lacks %q:\n%s", dir, want, status)
 			}
 		}
-		if isRoot() && !strings.Contains(string(status), "\nUid:\t1337\t1337\t1337\t1337\nGid:\t1337\t1337\t1337\t1337\n") {
+		if isRoot() && !strings.Contains(status, "\nUid:\t1337\t1337\t1337\t1337\nGid:\t1337\t1337\t1337\t1337\n") {
 			t.Errorf("%s/status is of another user:\n%s", dir, status)
 		}
 		if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err != nil || cwd != "/" {
 			t.Errorf("working directory %s, %v; want /", cwd, err)
 		}
+		for line := range strings.Lines(readProc(t, pid, "limits")) {
+			if f := strings.Fields(line); strings.HasPrefix(line, "Max open files") && f[3] != f[4] {
+				t.Errorf("process %d may have %s open files of %s", pid, f[3], f[4])
+			}
+		}
 		c.wantMounts(dir)
+	}
+	for _, socket := range []string{"etc/istio/proxy/XDS", "var/run/secrets/workload-spiffe-uds/socket"} {
+		if info, err := os.Stat(filepath.Join(c.root, socket)); err != nil || info.Mode() != os.ModeSocket|0o600 {
+			t.Errorf("%s: %v, %v; want a socket for its user alone", socket, info, err)
+		}
 	}
 }
 
@@ -302,6 +309,11 @@ func (c *container) wantEndpoints() {
 		{"GET", within + "/quitquitquit", 405},
 		{"GET", within + "/drain", 405},
 		{"GET", within + "/debug/ndsz", 404},
+		{"GET", podAdmin + "/server_info", 200},
+		{"POST", within + "/drain", 200},
+		{"GET", podStatus + "/healthz/ready", 503},
+		{"GET", podReady + "/healthz/ready", 503},
+		{"GET", podPlain + "/", 200},
 		{"POST", within + "/quitquitquit", 200},
 	} {
 		request, err := http.NewRequestWithContext(t.Context(), tt.method, "http://"+tt.url, http.NoBody)
