@@ -112,8 +112,8 @@ func ParseReference(s string) (name.Reference, error) {
 	ref, err := name.ParseReference(s)
 	if err != nil {
 		return nil, &Error{
-			Kind: Broken, Op: "parse reference " + safehttp.OneLine(s, 200),
-			Err: errors.New("not an image reference"), Hint: "write it as host/repository:tag or host/repository@sha256:…",
+			Kind: Broken, Op: "parse reference " + safehttp.RedactRaw(s),
+			Err: errors.New("not an image reference"), Hint: "write it as host/repository:tag or host/repository@sha256:…, without credentials",
 		}
 	}
 	return ref, nil

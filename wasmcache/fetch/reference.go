@@ -34,7 +34,7 @@ const maxURL = 8 << 10
 
 // Parse parses the URL of a module.
 func Parse(raw string) (Reference, error) {
-	op := "parse module URL " + redactRaw(raw)
+	op := "parse module URL " + safehttp.RedactRaw(raw)
 	if len(raw) > maxURL {
 		return Reference{}, broken(op, "it is longer than %d bytes", maxURL)
 	}
@@ -85,6 +85,14 @@ func (r Reference) String() string {
 	return r.Key()
 }
 
+// Shown is a reference for people, without credentials, whether or not it can be parsed.
+func Shown(raw string) string {
+	if r, err := Parse(raw); err == nil {
+		return r.String()
+	}
+	return safehttp.RedactRaw(raw)
+}
+
 // Fixed reports that the reference itself says the content: it has a digest.
 func (r Reference) Fixed() bool {
 	if r.kind != kindOCI {
@@ -96,17 +104,6 @@ func (r Reference) Fixed() bool {
 
 // Local reports that no network is needed.
 func (r Reference) Local() bool { return r.kind == kindFile }
-
-// redactRaw shortens what could not be parsed yet.
-func redactRaw(raw string) string {
-	if u, err := url.Parse(raw); err == nil && u.Host != "" {
-		return safehttp.OneLine(safehttp.Redact(u), 200)
-	}
-	if _, rest, ok := strings.Cut(raw, "@"); ok && !strings.HasPrefix(rest, "sha") {
-		raw = "…@" + rest
-	}
-	return safehttp.OneLine(raw, 200)
-}
 
 // want is the SHA-256 that a module, manifest or index must have.
 type want struct {

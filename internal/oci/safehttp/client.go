@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -90,6 +91,32 @@ func Redact(u *url.URL) string {
 		short.RawQuery = "…"
 	}
 	return short.String()
+}
+
+// RedactRaw shortens what was to be a URL or a reference and could not be parsed as one, for error texts: whatever may be a password or a
+// token is left out.
+func RedactRaw(raw string) string {
+	if u, err := url.Parse(raw); err == nil && u.Host != "" {
+		return OneLine(Redact(u), 200)
+	}
+	raw, _, query := strings.Cut(raw, "?")
+	scheme, rest, ok := strings.Cut(raw, "://")
+	if !ok {
+		scheme, rest = "", raw
+	} else {
+		scheme += "://"
+	}
+	digest := ""
+	if i := strings.LastIndex(rest, "@sha"); i >= 0 {
+		rest, digest = rest[:i], rest[i:]
+	}
+	if i := strings.LastIndex(rest, "@"); i >= 0 {
+		rest = "…" + rest[i:]
+	}
+	if query {
+		digest += "?…"
+	}
+	return OneLine(scheme+rest+digest, 200)
 }
 
 // bare strips the URL that http.Client puts around an error: it may hold a signature or token.
