@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
 const statusTimeout = 10 * time.Second
@@ -57,10 +56,7 @@ func (a *app) printStatus(ctx context.Context, s *settings, output string) error
 }
 
 // colors tells whether standard output is a terminal that wants them: https://no-color.org.
-func (a *app) colors() bool {
-	file, ok := a.stdout.(*os.File)
-	return ok && a.env["NO_COLOR"] == "" && term.IsTerminal(int(file.Fd()))
-}
+func (a *app) colors() bool { return a.env["NO_COLOR"] == "" && a.isTerminal(a.stdout) }
 
 // istioRunDir is where an agent in pilot-agent's place has its sockets.
 const istioRunDir = "/etc/istio/proxy"

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
@@ -22,6 +23,9 @@ func (a *app) wasmCommand() *cobra.Command {
 	}
 	cmd.AddCommand(a.pullCommand(), a.listCommand(), a.inspectCommand(), a.pushCommand(), a.exportCommand(), a.importCommand(),
 		a.verifyCommand(), a.pruneCommand())
+	for _, child := range cmd.Commands() {
+		child.RunE = a.checked(child.RunE)
+	}
 	return cmd
 }
 
@@ -100,10 +104,19 @@ func (a *app) moduleLog(o *moduleOptions) *slog.Logger {
 	return log
 }
 
-// storeExists tells whether there is a store to look at; commands that only look do not make one.
-func (o *moduleOptions) storeExists() bool {
+// storeExists tells whether there is a store to look at; commands that only look do not make one. A store that this user may not look at is
+// an error, not an empty one.
+func (o *moduleOptions) storeExists() (bool, error) {
 	info, err := os.Stat(o.data("wasm"))
-	return err == nil && info.IsDir()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look for a module store: %w: name another --data-dir, or be the user whose it is", err)
+	case !info.IsDir():
+		return false, fmt.Errorf("look for a module store: %s is not a directory: name another --data-dir", o.data("wasm"))
+	}
+	return true, nil
 }
 
 // printJSON writes one document for scripts.

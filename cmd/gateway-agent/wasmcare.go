@@ -35,7 +35,11 @@ type verified struct {
 
 func (a *app) verify(ctx context.Context, o *moduleOptions) error {
 	result := verified{Damaged: []wasmcache.QuarantineStatus{}}
-	if o.storeExists() {
+	there, err := o.storeExists()
+	if err != nil {
+		return err
+	}
+	if there {
 		store, err := openStore(&o.settings, a.moduleLog(o))
 		if err != nil {
 			return err
@@ -115,7 +119,11 @@ type prunedReport struct {
 
 func (a *app) prune(o *pruneOptions) error {
 	result := prunedReport{Removed: o.yes, Modules: []wasmcache.ModuleStatus{}}
-	if o.storeExists() {
+	there, err := o.storeExists()
+	if err != nil {
+		return err
+	}
+	if there {
 		store, err := openStore(&o.settings, a.moduleLog(&o.moduleOptions))
 		if err != nil {
 			return err

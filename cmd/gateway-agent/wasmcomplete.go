@@ -18,7 +18,7 @@ func (a *app) stored(cmd *cobra.Command, o *moduleOptions) []wasmcache.ModuleSta
 		return nil
 	}
 	o.completeDirs(a.env)
-	if !o.storeExists() {
+	if there, err := o.storeExists(); err != nil || !there {
 		return nil
 	}
 	o.env, o.lockfile, o.registryConfig = a.env, "", nil

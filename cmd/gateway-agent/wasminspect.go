@@ -105,11 +105,14 @@ func (a *app) inspect(ctx context.Context, o *inspectOptions, arg string) error 
 	if err != nil {
 		return ended(ctx, err)
 	}
-	if o.output == "json" {
-		return a.printJSON(result)
-	}
-	if !o.quiet {
+	switch {
+	case o.output == "json":
+		err = a.printJSON(result)
+	case !o.quiet:
 		renderInspection(a.stdout, result, a.colors())
+	}
+	if err != nil {
+		return err
 	}
 	if result.Verdict != nil && result.Verdict.Outcome == abi.Broken.String() {
 		return quietError{1}
@@ -168,8 +171,8 @@ func (a *app) inspectDigest(ctx context.Context, o *inspectOptions, prefix strin
 
 // openForLook opens the store; nil when there is none.
 func (a *app) openForLook(o *inspectOptions) (*openedStore, error) {
-	if !o.storeExists() {
-		return nil, nil
+	if there, err := o.storeExists(); err != nil || !there {
+		return nil, err
 	}
 	return openStore(&o.settings, a.moduleLog(&o.moduleOptions))
 }
@@ -196,7 +199,7 @@ func (a *app) inspectRef(ctx context.Context, o *inspectOptions, url string) (*i
 	}
 	if o.offline {
 		if !here {
-			return nil, fmt.Errorf("%s is not in the store %s: leave out --offline, or pull it", url, o.data("wasm"))
+			return nil, fmt.Errorf("%s is not in the store %s: leave out --offline, or pull it", fetch.Shown(url), o.data("wasm"))
 		}
 		result := fromStore(stored)
 		return result, a.describe(ctx, o, stored.Path, result)

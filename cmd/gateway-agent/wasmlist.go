@@ -48,7 +48,11 @@ type listing struct {
 
 func (a *app) list(ctx context.Context, o *moduleOptions) error {
 	l := listing{Store: wasmcache.Status{Dir: o.data("wasm"), Modules: []wasmcache.ModuleStatus{}}}
-	if o.storeExists() {
+	there, err := o.storeExists()
+	if err != nil {
+		return err
+	}
+	if there {
 		store, err := openStore(&o.settings, a.moduleLog(o))
 		if err != nil {
 			return err

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -40,8 +39,8 @@ func (a *app) newProgress(o *moduleOptions) *progress {
 
 // isTerminal tells whether a person looks at w through something that can redraw a line.
 func (a *app) isTerminal(w io.Writer) bool {
-	file, ok := w.(*os.File)
-	return ok && a.env["TERM"] != "dumb" && term.IsTerminal(int(file.Fd()))
+	f, ok := file(w)
+	return ok && a.env["TERM"] != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
 // task is one thing's progress.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gateway-agent/gateway-agent/internal/lockfile"
 	"github.com/gateway-agent/gateway-agent/wasmcache"
+	"github.com/gateway-agent/gateway-agent/wasmcache/fetch"
 )
 
 // pullOptions are what `wasm pull` can be told beside what all are.
@@ -151,7 +152,7 @@ func (a *app) bring(ctx context.Context, o *moduleOptions, store *openedStore, t
 	group.SetLimit(o.parallel)
 	for i, t := range targets {
 		group.Go(func() error {
-			results[i] = pulled{url: t.url, Ref: t.url, Place: t.place}
+			results[i] = pulled{url: t.url, Ref: fetch.Shown(t.url), Place: t.place}
 			if ref, err := storeKey(t.url); err == nil {
 				results[i].Ref = ref
 			}
