@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -16,6 +17,7 @@ import (
 
 const (
 	maxResumes   = 4                      // in a row that bring less than refill
+	maxBreaks    = 64                     // in all: a server that knows no ranges sends everything again each time
 	refill       = 1 << 20                // bytes
 	firstPause   = 100 * time.Millisecond // doubled for each further one
 	longestPause = 30 * time.Second       // that a server may ask for within one download
@@ -93,15 +95,14 @@ func positioned(resp *http.Response, size, at int64) (body io.ReadCloser, err er
 	}()
 	expect := size
 	if resp.StatusCode == http.StatusPartialContent {
-		var first, last, all int64
-		n, _ := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-%d/%d", &first, &last, &all)
-		if n != 3 || first != at || all != size || last != size-1 {
-			return nil, broken("asked for the bytes from %d of %d on, it sends %s", at, size, safehttp.OneLine(resp.Header.Get("Content-Range"), 80))
+		sent := resp.Header.Get("Content-Range")
+		if sent != fmt.Sprintf("bytes %d-%d/%d", at, size-1, size) && sent != fmt.Sprintf("bytes %d-%d/*", at, size-1) {
+			return nil, broken("asked for the bytes from %d of %d on, it sends %s", at, size, safehttp.OneLine(sent, 80))
 		}
 		expect -= at
 	}
 	if resp.ContentLength >= 0 && resp.ContentLength != expect {
-		return nil, broken("the registry sends %d bytes, the manifest says %d: push the image again", resp.ContentLength, expect)
+		return nil, broken("the registry sends %d bytes, the manifest says %d%s: push the image again", resp.ContentLength, expect, encoded(resp))
 	}
 	body = resp.Body
 	if resp.ContentLength < 0 && len(resp.TransferEncoding) == 0 && resp.ProtoMajor == 1 {
@@ -113,6 +114,14 @@ func positioned(resp *http.Response, size, at int64) (body io.ReadCloser, err er
 		}
 	}
 	return body, nil
+}
+
+// encoded says that a body is encoded, which nobody asked for; but some stores call layers so that are as they should be.
+func encoded(resp *http.Response) string {
+	if encoding := resp.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
+		return " (it calls them " + safehttp.OneLine(encoding, 40) + ": something between may compress them)"
+	}
+	return ""
 }
 
 // untold is a body without a length: only the end of the connection ends it, be it broken or not.
@@ -142,6 +151,7 @@ type download struct {
 	at   int64
 	mark int64 // where it last broke
 	used int   // resumes since it last made progress
+	all  int   // times that it broke
 }
 
 func (d *download) Read(p []byte) (int, error) {
@@ -169,7 +179,7 @@ func (d *download) Read(p []byte) (int, error) {
 // resume opens the body again where it broke.
 func (d *download) resume() error {
 	_ = d.body.Close()
-	if d.at-d.mark >= refill {
+	if d.all++; d.at-d.mark >= refill && d.all <= maxBreaks {
 		d.used = 0
 	}
 	d.mark = d.at

@@ -110,6 +110,12 @@ func TestOddServers(t *testing.T) {
 		text   string
 	}{
 		{"range", part("bytes 5000-9999/10000", 5000), "", ""},
+		{"range of what it does not say", part("bytes 5000-9999/*", 5000), "", ""},
+		{"almost a range", part("bytes 5000-9999/10000 bytes", 5000), Broken, "asked for the bytes from 5000"},
+		{"encoded", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			_, _ = w.Write([]byte("other bytes"))
+		}, Broken, "the registry sends 11 bytes, the manifest says 10000 (it calls them gzip: something between may compress them)"},
 		{"no ranges", whole, "", ""},
 		{"other range", part("bytes 4000-9999/10000", 4000), Broken, "asked for the bytes from 5000 of 10000 on, it sends bytes 4000-9999/10000"},
 		{"other size", part("bytes 5000-19999/20000", 5000), Broken, "asked for the bytes from 5000 of 10000 on, it sends"},
@@ -197,6 +203,7 @@ func TestResumesAreBounded(t *testing.T) {
 		{"nothing comes", 0, nil, 5, 1100 * time.Millisecond, 1900 * time.Millisecond, "after 0 of 100000000 bytes, and 4 tries to go on did not bring the rest: unexpected EOF"},
 		{"little comes", 1000, nil, 5, 1100 * time.Millisecond, 1900 * time.Millisecond, "after 5000 of 100000000 bytes, and 4 tries"},
 		{"enough comes", 10 << 20, nil, 10, 600 * time.Millisecond, 1200 * time.Millisecond, ""},
+		{"breaks for ever", 1<<20 + 1, nil, 68, 6 * time.Second, 12 * time.Second, "after 71303236 of 100000000 bytes, and 4 tries"},
 		{"down", 1000, &Error{Kind: Temporary, Err: errors.New("refused")}, 5, 1100 * time.Millisecond, 1900 * time.Millisecond, "after 1000 of 100000000 bytes, and 4 tries to go on did not bring the rest: refused"},
 		{"asked to wait", 1000, &Error{Kind: RateLimited, Err: errors.New("429"), After: 10 * time.Second}, 5, 30 * time.Second, 31 * time.Second, "4 tries to go on did not bring the rest: 429"},
 		{"asked to wait too long", 1000, &Error{Kind: RateLimited, Err: errors.New("429"), After: time.Minute}, 2, 75 * time.Millisecond, 125 * time.Millisecond, "and 1 tries to go on did not bring the rest: 429"},

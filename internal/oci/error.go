@@ -139,7 +139,7 @@ func wrapStatus(anonymous bool, e *transport.Error) *Error {
 
 func answer(e *transport.Error) string {
 	text := fmt.Sprintf("%d %s", e.StatusCode, http.StatusText(e.StatusCode))
-	for _, d := range e.Errors {
+	for _, d := range e.Errors[:min(len(e.Errors), 3)] {
 		text += ", " + safehttp.OneLine(string(d.Code)+": "+d.Message, 200)
 	}
 	return text

@@ -130,9 +130,7 @@ func (t *target) explain(op string, err error) *Error {
 	switch {
 	case t.who.unknown != nil:
 		out.Err = fmt.Errorf("%w; it was asked without credentials, because those of this machine cannot be found out: %w", e.Err, t.who.unknown)
-		if e.Kind == Unauthorized { // nobody can tell whether the caller may
-			out.Kind, out.Hint = Temporary, hintMend
-		}
+		out.Kind, out.Hint = Temporary, hintMend // nobody can tell whether the caller may: many registries hide by a 404 what one may not see
 	case e.Hint == hintNobody && t.who.asked == 0:
 		out.Hint = "the registry refuses it without asking for credentials: check the repository, and who may reach that registry"
 	case e.Hint == hintRefused:

@@ -188,10 +188,10 @@ func TestUnknownCredentials(t *testing.T) {
 	}
 	repo := repository(t, s.Listener.Addr().String()+"/app")
 	why := "it was asked without credentials, because those of this machine cannot be found out: docker-credential-x is not in PATH"
-	for code, kind := range map[int]Kind{http.StatusUnauthorized: Temporary, http.StatusOK: ""} {
+	for code, kind := range map[int]Kind{http.StatusUnauthorized: Temporary, http.StatusNotFound: Temporary, http.StatusOK: ""} {
 		status = code
 		if _, err := read(t, c, repo, nil); kind != "" {
-			wantKind(t, err, kind, "401 Unauthorized", why)
+			wantKind(t, err, kind, http.StatusText(code), why)
 		} else if err != nil {
 			t.Errorf("public pull = %v", err)
 		}

@@ -56,14 +56,16 @@ func connectionTo(e registries.Endpoint) safehttp.Endpoint {
 
 // settingsOf returns what the operator says of a host that a registry leads to: a token server, or where it keeps its blobs.
 func (c *Client) settingsOf(host string) (safehttp.Endpoint, bool) {
-	endpoints, err := c.cfg.Registries.Endpoints(host, "led", true)
-	if err != nil {
-		return safehttp.Endpoint{}, false
-	}
-	for _, e := range endpoints {
-		says := e.Plain || e.SkipVerify || e.RootCAs != nil || len(e.Certificates) > 0
-		if !e.Mirror && says && strings.EqualFold(e.Host, host) {
-			return connectionTo(e), true
+	for _, byDigest := range []bool{true, false} { // it may be configured for one only
+		endpoints, err := c.cfg.Registries.Endpoints(host, "led", byDigest)
+		if err != nil {
+			continue
+		}
+		for _, e := range endpoints {
+			says := e.Plain || e.SkipVerify || e.RootCAs != nil || len(e.Certificates) > 0
+			if !e.Mirror && says && strings.EqualFold(e.Host, host) {
+				return connectionTo(e), true
+			}
 		}
 	}
 	return safehttp.Endpoint{}, false

@@ -28,8 +28,12 @@ var metadata = []netip.Addr{netip.MustParseAddr("fd00:ec2::254"), netip.MustPars
 var (
 	thisNetwork = netip.MustParsePrefix("0.0.0.0/8")
 	broadcast   = netip.MustParseAddr("255.255.255.255")
-	nat64       = netip.MustParsePrefix("64:ff9b::/96")
 )
+
+// What is routed to the IPv4 address that stands in it, at that byte: NAT64, that of a site, and 6to4.
+var translated = map[netip.Prefix]int{
+	netip.MustParsePrefix("64:ff9b::/96"): 12, netip.MustParsePrefix("64:ff9b:1::/48"): 12, netip.MustParsePrefix("2002::/16"): 2,
+}
 
 // control refuses an address after name resolution and before the connection, so that no spelling and no DNS answer gets around it.
 func control(loopback bool) func(network, address string, _ syscall.RawConn) error {
@@ -44,9 +48,11 @@ func control(loopback bool) func(network, address string, _ syscall.RawConn) err
 
 func checkAddress(addr netip.Addr, loopback bool) error {
 	addr = addr.WithZone("").Unmap()
-	if nat64.Contains(addr) {
-		b := addr.As16()
-		addr = netip.AddrFrom4([4]byte(b[12:]))
+	for prefix, at := range translated {
+		if prefix.Contains(addr) {
+			b := addr.As16()
+			addr = netip.AddrFrom4([4]byte(b[at:]))
+		}
 	}
 	kind := ""
 	switch {

@@ -120,8 +120,14 @@ func (c *Client) proxyFor(u *url.URL, loopback bool) (*url.URL, error) {
 	return proxy, checkProxied(u, loopback)
 }
 
+// maxHost is more than a name with its port may have, in bytes.
+const maxHost = 300
+
 func (t *tripper) check(req *http.Request, plain bool) error {
-	target := req.URL.Host
+	target := OneLine(req.URL.Host, maxHost)
+	if len(req.URL.Host) >= maxHost {
+		return &RefusedError{What: "a host name longer than any: " + OneLine(req.URL.Host, 80), Remedy: "check where the server redirects"}
+	}
 	if addr, err := netip.ParseAddr(req.URL.Hostname()); err == nil {
 		// The dialer does this for every address; here it is for the reason: where it leads says more than that it is not https.
 		if err := checkAddress(addr, true); err != nil {
@@ -131,11 +137,11 @@ func (t *tripper) check(req *http.Request, plain bool) error {
 	switch req.URL.Scheme {
 	case "https":
 	case "http":
-		if !plain && !(t.local && IsLoopback(target)) {
+		if !plain && !(t.local && IsLoopback(req.URL.Host)) {
 			return &RefusedError{What: "plain HTTP to " + target, Remedy: "serve it over https; only loopback registries, and those with plain-http in --registry-config, may be plain"}
 		}
 	default:
-		return &RefusedError{What: "scheme " + req.URL.Scheme, Remedy: "only http and https are followed"}
+		return &RefusedError{What: "scheme " + OneLine(req.URL.Scheme, 40), Remedy: "only http and https are followed"}
 	}
 	from := req.Response
 	if from == nil || from.Request == nil {
