@@ -37,6 +37,11 @@ func TestPodIgnores(t *testing.T) {
 		t.Error(err)
 	}
 	remarks := c.remarks()
+	for _, remark := range remarks {
+		if strings.Contains(remark, "proto:") {
+			t.Errorf("a remark for programmers: %s", remark)
+		}
+	}
 	for _, name := range wanted {
 		n := 0
 		for _, remark := range remarks {

@@ -90,7 +90,11 @@ func (m *mapping) parse(what, text string, into proto.Message) (map[string]json.
 		m.fail("%s cannot be read: %w", what, err)
 		return nil, false
 	}
-	m.warn("%s has a field that Istio %s does not know, it is ignored: %v", what, Version, strict)
+	reason := strict.Error()
+	if _, field, ok := strings.Cut(reason, "unknown field "); ok {
+		reason = field // what comes before differs from build to build
+	}
+	m.warn("%s has a field that Istio %s does not know, it is ignored: %s", what, Version, reason)
 	return members(document), true
 }
 
