@@ -240,7 +240,7 @@ func TestFailuresAndRepair(t *testing.T) {
 	}{
 		{"503", "/manifests/", registrytest.Fault{Status: 503}, false, "503 Service Unavailable"},
 		{"429", "/manifests/", registrytest.Fault{Status: 429, Header: map[string][]string{"Retry-After": {"5"}}}, false, "retry after 5s"},
-		{"401", "/manifests/", registrytest.Fault{Status: 401}, true, "no credentials for this registry"},
+		{"401", "/manifests/", registrytest.Fault{Status: 401}, true, "401 Unauthorized"},
 		{"404", "/manifests/", registrytest.Fault{Status: 404}, true, "check the repository and the tag"},
 		{"blob 404", "/blobs/", registrytest.Fault{Status: 404}, true, "404 Not Found"},
 		{"flipped", "/blobs/", registrytest.Fault{Flip: 20}, true, "its bytes have the digest"},
