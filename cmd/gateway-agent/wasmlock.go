@@ -188,40 +188,41 @@ func lockEntry(key string, m pulled) lockfile.Entry {
 	return lockfile.Entry{Ref: key, Manifest: cmp.Or(m.Index, m.ManifestDigest), Module: m.Digest, Size: m.Size}
 }
 
-// writeLock brings a lockfile up to date with what was pulled. With whole the file gets exactly these references, else others stay. What failed keeps its old entry.
-func (a *app) writeLock(o *moduleOptions, before *lockfile.File, results []pulled, whole bool) ([]lockfile.Change, error) {
-	after, named := before.Clone(), map[string]string{}
-	var problems []error
-	for _, m := range results {
+// writeLock brings a lockfile up to date with what was pulled. With whole the file gets exactly these references, else others stay. What failed
+// keeps its old entry.
+func (a *app) writeLock(ctx context.Context, o *moduleOptions, results []pulled, whole bool) ([]lockfile.Change, error) {
+	named, problems := map[string]*pulled{}, []error(nil)
+	for i, m := range results {
 		key, err := storeKey(m.url)
 		if err != nil {
 			continue // its failure was told
 		}
-		if first := named[key]; first != "" && m.Digest != "" && first != m.Digest {
-			problems = append(problems, fmt.Errorf("%s was wanted with different contents, %s and %s: a lockfile can hold one; write the digest into the reference", key, first, m.Digest))
-			continue
+		first := named[key]
+		if first != nil && m.Digest != "" && first.Digest != "" && first.Digest != m.Digest {
+			problems = append(problems, fmt.Errorf("%s was wanted with different contents, %s and %s: a lockfile can hold one; write the digest into the reference", key, first.Digest, m.Digest))
 		}
-		named[key] = m.Digest
-		if m.Error == "" {
-			after.Put(lockEntry(key, m))
+		if first == nil || first.Error != "" {
+			named[key] = &results[i]
 		}
-	}
-	if whole {
-		after.Keep(func(e lockfile.Entry) bool { _, ok := named[e.Ref]; return ok })
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	changes := lockfile.Diff(before, after)
-	if len(changes) == 0 && !lockfile.IsMissing(statError(o.lockfile)) {
-		return nil, nil
+	before, after, err := lockfile.Update(ctx, o.lockfile, func(file *lockfile.File) (*lockfile.File, error) {
+		for key, m := range named {
+			if m.Error == "" {
+				file.Put(lockEntry(key, *m))
+			}
+		}
+		if whole {
+			file.Keep(func(e lockfile.Entry) bool { _, ok := named[e.Ref]; return ok })
+		}
+		return file, nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	return changes, after.Write(o.lockfile)
-}
-
-func statError(path string) error {
-	_, err := os.Stat(path)
-	return err
+	return lockfile.Diff(before, after), nil
 }
 
 // tellLock shows what changed in the lockfile, as a diff.

@@ -88,7 +88,7 @@ func (a *app) pull(ctx context.Context, o *pullOptions, args []string) error {
 	})
 	report := pullReport{Modules: results}
 	if o.lockfile != "" && !o.frozen && ctx.Err() == nil {
-		if report.Lockfile, err = a.writeLock(&o.moduleOptions, before, results, o.from != ""); err == nil {
+		if report.Lockfile, err = a.writeLock(ctx, &o.moduleOptions, results, o.from != ""); err == nil {
 			a.tellLock(&o.moduleOptions, report.Lockfile)
 		}
 	}
