@@ -87,7 +87,7 @@ func (s *Store) hash(ctx context.Context, digest string) error {
 		return s.diskError("read module "+digest, err)
 	}
 	h := sha256.New()
-	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, &ctxReader{ctx.Err, f}, make([]byte, 256<<10)); err != nil {
+	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, &ctxReader{ctx.Err, f}, make([]byte, 64<<10)); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
