@@ -89,6 +89,40 @@ func (c *container) wantGoodEnd(e ending) {
 	}
 }
 
+// TestPodEndsBeforeItIsReady: a gateway that has never seen istiod, nor its CA, starts in vain and ends on time, at whatever moment.
+func TestPodEndsBeforeItIsReady(t *testing.T) {
+	if !inSpace(t) {
+		return
+	}
+	c := newContainer(t)
+	c.proxy["terminationDrainDuration"] = "1s"
+	c.publish()
+	c.istiod.Stop()
+	for _, after := range []time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond, 1500 * time.Millisecond} {
+		c.start()
+		c.agent.eventually(5*time.Second, "Envoy's program runs, be it to check the bootstrap", func() error {
+			if _, envoy := c.processes(); envoy == 0 {
+				return errors.New("no process")
+			}
+			return nil
+		})
+		time.Sleep(after)
+		if code, _, _, err := get("http://" + podStatus + "/healthz/ready"); err == nil && code != http.StatusServiceUnavailable {
+			t.Errorf("readiness after %v = %d, want 503", after, code)
+		}
+		c.agent.signal(syscall.SIGTERM)
+		if code := c.agent.wait(6 * time.Second); code != 0 {
+			t.Errorf("SIGTERM after %v: exit code %d, want 0", after, code)
+		}
+	}
+	c.start()
+	c.istiod.Start()
+	c.agent.waitReady()
+	if err := wantHeader(podURL, "x-route", "one"); err != nil {
+		t.Error(err)
+	}
+}
+
 // idleClient asks once and keeps its connection.
 func (c *container) idleClient() net.Conn {
 	c.t.Helper()

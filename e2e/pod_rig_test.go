@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -59,7 +60,9 @@ var volumesOf = map[string]bool{
 
 // newContainer makes one that has not started. Nothing in its environment or its mounts is there for the test: addresses are Istio's
 // defaults.
-func newContainer(t *testing.T) *container {
+func newContainer(t *testing.T) *container { return newContainerIn(t, fourth) }
+
+func newContainerIn(t *testing.T, n network) *container {
 	t.Helper()
 	space := os.Getenv(spaceVariable)
 	c := &container{
@@ -76,22 +79,22 @@ func newContainer(t *testing.T) *container {
 	c.authority = xdstest.NewCA(t, xdstest.CAConfig{ID: gatewayID, Tokens: []string{"token-1"}})
 	c.authority.SignWith(c.ca)
 	c.istiod = xdstest.NewIstiod(t, xdstest.IstiodConfig{
-		Address: istiodAddress + ":15012", TLS: c.certificate(c.ca), CA: c.authority, NoHealth: true,
+		Address: net.JoinHostPort(n.istiod, "15012"), TLS: c.certificate(c.ca), CA: c.authority, NoHealth: true,
 		Tokens: map[string]xdstest.Identity{"token-1": ingress},
 	})
-	c.seal = image(t, c.root)
+	c.seal = image(t, c.root, n.hosts())
 	c.mountVolumes()
-	c.env = podEnvironment()
+	c.env = podEnvironment(n.pod)
 	return c
 }
 
 // podEnvironment is that of a container injected by Istio's gateway template.
-func podEnvironment() map[string]string {
+func podEnvironment(address string) map[string]string {
 	return map[string]string{
 		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME": "gw-abc", "HOME": "/",
 		"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "GW_SERVICE_HOST": "10.96.1.1",
 		"PILOT_CERT_PROVIDER": "istiod", "CA_ADDR": istiodName + ":15012", "POD_NAME": "gw-abc", "POD_NAMESPACE": "ingress",
-		"INSTANCE_IP": podAddress, "HOST_IP": "10.1.0.1", "SERVICE_ACCOUNT": "gw", "ISTIO_CPU_LIMIT": "2",
+		"INSTANCE_IP": address, "HOST_IP": "10.1.0.1", "SERVICE_ACCOUNT": "gw", "ISTIO_CPU_LIMIT": "2",
 		"ISTIO_META_POD_PORTS": `[{"name":"http","containerPort":8080,"protocol":"TCP"}]`, "ISTIO_META_APP_CONTAINERS": "",
 		"GOMEMLIMIT": "1073741824", "GOMAXPROCS": "2", "ISTIO_META_CLUSTER_ID": "Kubernetes", "ISTIO_META_NODE_NAME": "node-1",
 		"ISTIO_META_INTERCEPTION_MODE": "REDIRECT", "ISTIO_META_WORKLOAD_NAME": "gw", "ISTIO_META_MESH_ID": "cluster.local",

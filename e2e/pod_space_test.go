@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,11 +27,13 @@ const (
 
 // inSpace runs the test once more, in a process with its own mounts, network and processes, and reports whether it is that process. Only so
 // can every gateway pod have Istio's fixed ports and paths.
-func inSpace(t *testing.T) bool {
+func inSpace(t *testing.T) bool { return inSpaceOf(t, fourth) }
+
+func inSpaceOf(t *testing.T, n network) bool {
 	t.Helper()
 	t.Parallel()
 	if os.Getenv(spaceVariable) != "" {
-		enterSpace(t)
+		enterSpace(t, n)
 		return true
 	}
 	self, err := os.Executable()
@@ -78,47 +82,89 @@ const (
 	istiodAddress = "10.1.2.4"
 )
 
+// network is where the pod and istiod are.
+type network struct{ pod, istiod string }
+
+var (
+	fourth = network{podAddress, istiodAddress}
+	sixth  = network{"fd00::3", "fd00::4"}
+)
+
+// hosts takes the place of DNS.
+func (n network) hosts() string {
+	return fmt.Sprintf("127.0.0.1 localhost\n::1 localhost\n%s gw-abc\n%s %s\n", n.pod, n.istiod, istiodName)
+}
+
 // enterSpace gives this process its own /proc, and a network of the pod's and istiod's addresses.
-func enterSpace(t *testing.T) {
+func enterSpace(t *testing.T, n network) {
 	t.Helper()
 	mountAt(t, "", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	mountAt(t, "proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	mountAt(t, "space", os.Getenv(spaceVariable), "tmpfs", 0, "mode=0755")
-	for device, address := range map[string]string{"lo": "127.0.0.1", "lo:0": podAddress, "lo:1": istiodAddress} {
+	if err := loopbackUp(); err != nil {
+		t.Fatalf("loopback interface: %v", err)
+	}
+	for device, address := range map[string]string{"lo:0": n.pod, "lo:1": n.istiod} {
 		if err := addAddress(device, netip.MustParseAddr(address)); err != nil {
-			t.Fatalf("address %s on %s: %v", address, device, err)
+			t.Fatalf("address %s: %v", address, err)
 		}
 	}
 }
 
-func addAddress(device string, address netip.Addr) error {
+// loopbackUp also brings the addresses that it has in every network.
+func loopbackUp() error {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(socket)
-	request, err := unix.NewIfreq(device)
-	if err != nil {
-		return err
-	}
-	mask := []byte{255, 255, 255, 255}
-	if device == "lo" {
-		mask = []byte{255, 0, 0, 0}
-	}
-	return errors.Join(
-		request.SetInet4Addr(address.AsSlice()), unix.IoctlIfreq(socket, unix.SIOCSIFADDR, request),
-		request.SetInet4Addr(mask), unix.IoctlIfreq(socket, unix.SIOCSIFNETMASK, request),
-		up(socket, device),
-	)
-}
-
-func up(socket int, device string) error {
-	request, err := unix.NewIfreq(device)
+	request, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err
 	}
 	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	return unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request)
+}
+
+// addAddress gives the loopback interface another address, under an alias if it is one of IPv4.
+func addAddress(alias string, address netip.Addr) error {
+	if address.Is6() {
+		return addAddress6(address)
+	}
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	request, err := unix.NewIfreq(alias)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		request.SetInet4Addr(address.AsSlice()), unix.IoctlIfreq(socket, unix.SIOCSIFADDR, request),
+		request.SetInet4Addr([]byte{255, 255, 255, 255}), unix.IoctlIfreq(socket, unix.SIOCSIFNETMASK, request),
+	)
+}
+
+func addAddress6(address netip.Addr) error {
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		return err
+	}
+	socket, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	request := struct { // in6_ifreq
+		address [16]byte
+		prefix  uint32
+		index   int32
+	}{address.As16(), 128, int32(lo.Index)}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(socket), unix.SIOCSIFADDR, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 func mountAt(t *testing.T, source, target, kind string, flags uintptr, data string) {
@@ -142,7 +188,7 @@ func bind(t *testing.T, source, target string, flags uintptr) {
 
 // image makes the container's root as a small image has it: two programs, what Envoy is linked with, roots, users, devices. It is
 // read-only once the returned function was called.
-func image(t *testing.T, root string) (seal func()) {
+func image(t *testing.T, root, hosts string) (seal func()) {
 	t.Helper()
 	makeDirs(t, root)
 	mountAt(t, "image", root, "tmpfs", 0, "mode=0755")
@@ -165,7 +211,7 @@ func image(t *testing.T, root string) (seal func()) {
 	link(t, "../run", in("var/run"))
 	makeFile(t, in("etc/passwd"), "root:x:0:0::/:\nistio-proxy:x:1337:1337::/:\n", 0o644)
 	makeFile(t, in("etc/nsswitch.conf"), "hosts: files\n", 0o644)
-	makeFile(t, in("etc/hosts"), "127.0.0.1 localhost\n"+podAddress+" gw-abc\n"+istiodAddress+" "+istiodName+"\n", 0o644)
+	makeFile(t, in("etc/hosts"), hosts, 0o644)
 	return func() { mountAt(t, "", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "") }
 }
 

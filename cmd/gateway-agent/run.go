@@ -69,19 +69,28 @@ func (a *app) run(ctx context.Context, s *settings) error {
 	}
 	g := &gateway{settings: s, log: log, level: level, started: time.Now()}
 	if err := g.build(ctx); err != nil {
-		return err
+		return g.startError(ctx, err)
 	}
 	defer g.close()
 	if err := g.listen(); err != nil {
 		return err
 	}
 	if err := g.writeBootstrap(ctx); err != nil {
-		return err
+		return g.startError(ctx, err)
 	}
 	log.Info("gateway-agent started", "version", version, "source", g.sourceText(), "run_dir", s.runDir, "status", s.statusAddress)
 	err := g.serve(ctx)
 	log.Info("gateway-agent ended")
 	return err
+}
+
+// startError is nil when the agent was asked to stop while it started: that breaks off what it was about to do.
+func (g *gateway) startError(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	g.log.Info("gateway-agent was asked to stop while it started", "err", err)
+	return nil
 }
 
 func makeDirs(s *settings) error {
