@@ -180,7 +180,7 @@ func TestHostileRegistry(t *testing.T) {
 		{"rate limit", "lies:v1", "/manifests/", registrytest.Fault{Status: 429, Header: map[string][]string{"Retry-After": {"13"}}}, oci.RateLimited, "retry after 13s"},
 		{"503", "lies:v1", "/v2/", registrytest.Fault{Status: 503}, oci.Temporary, "503 Service Unavailable"},
 		{"503 for the blob", "lies:v1", "/blobs/", registrytest.Fault{Status: 503}, oci.Temporary, "503 Service Unavailable"},
-		{"403", "lies:v1", "/manifests/", registrytest.Fault{Status: 403}, oci.Unauthorized, "no credentials for this registry"},
+		{"403", "lies:v1", "/manifests/", registrytest.Fault{Status: 403}, oci.Unauthorized, "without asking for credentials"},
 		{"not a registry", "lies:v1", "/v2/", registrytest.Fault{Body: []byte("welcome")}, oci.Broken, "not a manifest"},
 	}
 	c := New(Config{})
