@@ -39,6 +39,10 @@ func TestPodServes(t *testing.T) {
 			reg.push("private:v1", helloModule(t, "v1"))
 			c := newContainer(t)
 			c.program, c.proxy["terminationDrainDuration"] = tt.program, "1s"
+			c.proxy["discoveryAddress"] = istiodName + ":15012" // this and the next as meshes have them
+			c.proxy["tracing"] = map[string]any{"zipkin": map[string]any{"address": "zipkin.istio-system:9411"}}
+			c.proxy["proxyMetadata"] = map[string]any{"ISTIO_META_IDLE_TIMEOUT": "1h"}
+			c.proxy["proxyStatsMatcher"] = map[string]any{"inclusionPrefixes": []string{"wasm"}}
 			p := istioPlugin("hello", reg.uri("private:v1"), "of the mesh", "1")
 			p.env[pullSecret] = "kubernetes://ingress/regcred"
 			c.istiod.SetPullSecret(p.env[pullSecret], []byte(reg.dockerConfig(registrytest.Password)+"\n"))
@@ -59,7 +63,9 @@ func TestPodServes(t *testing.T) {
 			c.istiod.SetSecret(edgeSecret, "ingress", next.CertPEM, next.KeyPEM)
 			c.wantEdge(next)
 			c.wantCommands()
-			c.wantNoSecrets(append(secretWords(registrytest.Password), slices.Concat(keyWords(edge.KeyPEM), keyWords(next.KeyPEM))...)...)
+			words := secretWords(registrytest.Password)
+			words[0] = "ISTIO_META_WASM_" // there are others in ProxyConfig
+			c.wantNoSecrets(slices.Concat(words, keyWords(edge.KeyPEM), keyWords(next.KeyPEM))...)
 			c.wantScrapes()
 			c.wantEndpoints()
 			c.wantQuiet()
@@ -100,11 +106,13 @@ func (c *container) wantConfined() {
 	for _, pid := range []int{c.agent.cmd.Process.Pid, envoy} {
 		dir := fmt.Sprintf("/proc/%d", pid)
 		status := readProc(t, pid, "status")
-		none := strings.Repeat("0", 16)
-		for _, want := range []string{"CapInh:\t" + none, "CapPrm:\t" + none, "CapEff:\t" + none, "CapBnd:\t" + none, "CapAmb:\t" + none, "NoNewPrivs:\t1"} {
-			if !strings.Contains(status, "\n"+want+"\n") {
+		for _, want := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
+			if want += ":\t" + strings.Repeat("0", 16); !strings.Contains(status, "\n"+want+"\n") {
 				t.Errorf("%s/status lacks %q:\n%s", dir, want, status)
 			}
+		}
+		if !strings.Contains(status, "\nNoNewPrivs:\t1\n") {
+			t.Errorf("process %d may get new privileges", pid)
 		}
 		if isRoot() && !strings.Contains(status, "\nUid:\t1337\t1337\t1337\t1337\nGid:\t1337\t1337\t1337\t1337\n") {
 			t.Errorf("%s/status is of another user:\n%s", dir, status)
@@ -141,7 +149,10 @@ func (c *container) wantMounts(dir string) {
 		}
 	}
 	slices.Sort(writable)
-	want := []string{"etc/istio/proxy", "lib/istio/data", "run/secrets/credential-uds", "run/secrets/workload-spiffe-credentials", "run/secrets/workload-spiffe-uds"}
+	want := []string{
+		"etc/istio/proxy", "lib/istio/data",
+		"run/secrets/credential-uds", "run/secrets/workload-spiffe-credentials", "run/secrets/workload-spiffe-uds",
+	}
 	if !slices.Equal(writable, want) {
 		t.Errorf("what can be written to is %q, want %q", writable, want)
 	}
@@ -164,7 +175,8 @@ func (c *container) wantNode() {
 	got := node.GetMetadata().GetFields()
 	for name, want := range map[string]any{
 		"NAMESPACE": "ingress", "SERVICE_ACCOUNT": "gw", "CLUSTER_ID": "Kubernetes", "NAME": "gw-abc", "WORKLOAD_NAME": "gw", "NODE_NAME": "node-1",
-		"MESH_ID": "cluster.local", "OWNER": c.env["ISTIO_META_OWNER"], "UNPRIVILEGED_POD": "true", "POD_PORTS": c.env["ISTIO_META_POD_PORTS"],
+		"IDLE_TIMEOUT": "1h", "MESH_ID": "cluster.local", "OWNER": c.env["ISTIO_META_OWNER"], "UNPRIVILEGED_POD": "true",
+		"POD_PORTS":         c.env["ISTIO_META_POD_PORTS"],
 		"ENVOY_STATUS_PORT": 15021.0, "ENVOY_PROMETHEUS_PORT": 15090.0, "INSTANCE_IPS": podAddress + "," + istiodAddress,
 		"LABELS":      map[string]any{"app": "gw", "istio": "ingress", "service.istio.io/canonical-name": "gw"},
 		"ANNOTATIONS": map[string]any{"inject.istio.io/templates": "gateway", "prometheus.io/port": "15020"},
