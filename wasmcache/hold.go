@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"syscall"
 	"time"
@@ -167,9 +168,7 @@ func (s *Store) publish(ctx context.Context) map[string]bool {
 	}
 	s.mu.Lock()
 	held := make(map[string]*holding, len(s.held))
-	for digest, h := range s.held {
-		held[digest] = h
-	}
+	maps.Copy(held, s.held)
 	s.mu.Unlock()
 	for digest, h := range held {
 		s.letGo(digest, h, s.grace())

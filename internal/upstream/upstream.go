@@ -113,6 +113,9 @@ func (c *Config) options(d *dialer) []grpc.DialOption {
 	if c.KeepaliveTime > 0 { // a server that finds it too often says so, and gRPC doubles it
 		options = append(options, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.KeepaliveTime, Timeout: c.KeepaliveTimeout}))
 	}
+	if c.ServerName != "" && !c.Plaintext {
+		options = append(options, grpc.WithAuthority(c.ServerName))
+	}
 	if len(c.Header) > 0 {
 		options = append(options, grpc.WithPerRPCCredentials(header(c.Header)))
 	}
@@ -174,7 +177,7 @@ func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, e
 
 // Info implements credentials.TransportCredentials.
 func (t *transport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: t.config.ServerName}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 // Clone implements credentials.TransportCredentials.

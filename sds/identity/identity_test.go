@@ -190,7 +190,7 @@ func TestHammer(t *testing.T) {
 	r.cfg.Keep, r.cfg.Output, r.cfg.Poll = filepath.Join(dir, "kept"), filepath.Join(dir, "out"), 5*time.Millisecond
 	w := r.run()
 	roots := []*testca.CA{r.Signer(), testca.New(t, "a"), testca.New(t, "b")}
-	r.write(r.root, []byte(fmt.Sprintf("%s%s%s", roots[0].PEM, roots[1].PEM, roots[2].PEM)))
+	r.write(r.root, fmt.Appendf(nil, "%s%s%s", roots[0].PEM, roots[1].PEM, roots[2].PEM))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	var wg sync.WaitGroup
