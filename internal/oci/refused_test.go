@@ -188,10 +188,20 @@ func TestUnknownCredentials(t *testing.T) {
 	}
 	repo := repository(t, s.Listener.Addr().String()+"/app")
 	why := "it was asked without credentials, because those of this machine cannot be found out: docker-credential-x is not in PATH"
-	for code, kind := range map[int]Kind{http.StatusUnauthorized: Temporary, http.StatusNotFound: Temporary, http.StatusOK: ""} {
-		status = code
-		if _, err := read(t, c, repo, nil); kind != "" {
-			wantKind(t, err, kind, http.StatusText(code), why)
+	for _, tt := range []struct {
+		status int
+		kind   Kind
+		text   string
+	}{
+		{http.StatusNotFound, NotFound, "404 Not Found (check the repository and the tag)"}, // nobody asked for credentials
+		{http.StatusOK, "", ""},
+		{http.StatusUnauthorized, Temporary, why},
+		{http.StatusNotFound, Temporary, why}, // it may be hidden
+		{http.StatusOK, "", ""},
+	} {
+		status = tt.status
+		if _, err := read(t, c, repo, nil); tt.kind != "" {
+			wantKind(t, err, tt.kind, http.StatusText(tt.status), tt.text)
 		} else if err != nil {
 			t.Errorf("public pull = %v", err)
 		}
