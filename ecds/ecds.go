@@ -71,7 +71,10 @@ type Config struct {
 	PolicyModule func(allow bool) (path string, err error) // the built-in Wasm filter for listeners that allow no RBAC type; nil: none
 	OnLive       func(resource string)                     // told when Envoy runs what the control plane wants; must not block; nil: nobody
 	RetryMax     time.Duration                             // the slow end of the retries; default 1 min
-	Log          *slog.Logger                              // nil: discarded
+	// Whole says whether the store holds a module undamaged in the file at path. It is asked for each that State names, before Envoy gets
+	// one of them again; nil: they are.
+	Whole func(ctx context.Context, digest, path string) bool
+	Log   *slog.Logger // nil: discarded
 }
 
 // Timing. The bounds are DESIGN.md's; the rest is argued where it is used.

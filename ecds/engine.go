@@ -147,6 +147,7 @@ func (e *Engine) load() {
 // Run owns the state until ctx ends, and returns when everything it started has ended.
 func (e *Engine) Run(ctx context.Context) error {
 	e.load()
+	e.distrust(ctx)
 	r := &run{Engine: e, handles: map[uint64]handle{}, cancels: map[uint64]context.CancelCauseFunc{}}
 	r.findPolicyModules()
 	if e.cfg.PolicyModule != nil {

@@ -101,6 +101,20 @@ func (s *Store) verify(ctx context.Context, digest string) (whole, there bool, e
 	return whole, true, err
 }
 
+// Whole returns the file of a module that the store holds undamaged, else "". It is hashed unless that was done in this process; a damaged
+// one goes to the quarantine.
+func (s *Store) Whole(ctx context.Context, digest string) (path string, err error) {
+	release, ok, err := s.hold(ctx, digest)
+	defer release()
+	if ok {
+		ok, err = s.intact(ctx, digest)
+	}
+	if !ok || err != nil {
+		return "", err
+	}
+	return s.blobPath(digest), nil
+}
+
 func (s *Store) quarantineStatus(digest string) QuarantineStatus {
 	var q quarantined
 	if !s.readJSON(path.Join(quarantineDir, digest+".json"), &q) {

@@ -104,6 +104,22 @@ func TestPrune(t *testing.T) {
 	})
 }
 
+func TestWhole(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, func(c *Config) { c.Fetch = inline{size: 1000} })
+	a, b := mustGet(t, s, "oci://r.test/a:v1"), mustGet(t, s, "oci://r.test/b:v1")
+	damage(t, b.Path, func(f *os.File) error { return f.Truncate(999) })
+	s = open(t, dir) // another process
+	for digest, want := range map[string]string{a.Digest: a.Path, b.Digest: "", hexOf([]byte("none")): "", "x": "", "../../refs": ""} {
+		if path, err := s.Whole(t.Context(), digest); path != want || err != nil {
+			t.Errorf("Whole(%s) = %q, %v, want %q", digest, path, err, want)
+		}
+	}
+	if q := s.Status().Quarantine; len(q) != 1 || q[0].Digest != b.Digest {
+		t.Errorf("quarantine = %+v, want the damaged one", q)
+	}
+}
+
 func TestFind(t *testing.T) {
 	r := registrytest.New(t)
 	one, two := core("one", 100), core("two", 100)

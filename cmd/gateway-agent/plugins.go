@@ -37,6 +37,7 @@ func (g *gateway) buildPlugins() (err error) {
 		Hold:         s.wasmHold,
 		RetryMax:     s.wasmRetryMax,
 		PolicyModule: func(allow bool) (string, error) { return policyModule(s.data("policy"), allow) },
+		Whole:        modules{opened}.whole,
 		Log:          g.part("ecds"),
 	}
 	if g.source != nil {
@@ -74,6 +75,12 @@ func (m modules) Get(ctx context.Context, ref ecds.Reference) (ecds.Module, erro
 		return ecds.Module{}, err
 	}
 	return ecds.Module{Digest: module.Digest, Path: module.Path, Warning: module.Warning}, nil
+}
+
+// whole says that what a restart finds can be given to Envoy. A store that was moved has other paths.
+func (m modules) whole(ctx context.Context, digest, path string) bool {
+	now, err := m.store.Whole(ctx, digest) // why it cannot be read is told when the plugin asks for it
+	return err == nil && now == path
 }
 
 // stateFile keeps the accepted plugins over a restart.
