@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -24,8 +25,15 @@ func TestAssigned(t *testing.T) {
 		r := newServerRig(t, Config{PollOnly: true, Wait: time.Hour})
 		in := newInbox(t, r, protocol, nil)
 		r.Assign("default", nil, errors.New("the authority is away"))
+		time.Sleep(time.Minute)
+		if why := r.Waiting("default"); why != "" {
+			t.Errorf("before anybody asks: %q", why)
+		}
 		in.subscribe("default")
 		in.silence(time.Minute)
+		if why := r.Waiting("default"); why != "the authority is away" || r.Waiting("other") != "" {
+			t.Errorf("asked for in vain: %q, another: %q", why, r.Waiting("other"))
+		}
 		if st := r.status(t, "default"); st.State != StatePending || st.Reason != "the authority is away" {
 			t.Errorf("before there is one: %s (%s)", st.State, st.Reason)
 		}
@@ -35,7 +43,14 @@ func TestAssigned(t *testing.T) {
 		if a.name != "default" || a.secret.GetName() != "default" || chainOf(a) != string(first.CertPEM) {
 			t.Fatalf("got %q", a.name)
 		}
+		if why := r.Waiting("default"); why != "envoy has not accepted it yet" {
+			t.Errorf("on its way: %q", why)
+		}
 		in.ack(a)
+		synctest.Wait()
+		if why := r.Waiting("default"); why != "" {
+			t.Errorf("served: %q", why)
+		}
 		if st := r.status(t, "default"); st.State != StateOK || st.NotAfter.IsZero() {
 			t.Errorf("served: %s (%s)", st.State, st.Reason)
 		}

@@ -19,6 +19,8 @@ type entry struct {
 	gone     bool          // was in the configuration and is no longer
 	dropped  bool          // no longer in Server.entries
 	subs     map[*stream]*delivery
+	asked    bool      // by any stream, once
+	held     bool      // a client has accepted it, once
 	idle     time.Time // since when it has no subs
 	kind     string
 	files    []string

@@ -49,6 +49,27 @@ func (s *Server) Status() []SecretStatus {
 	return out
 }
 
+// accepted notes that a client has something of a secret.
+func (s *Server) accepted(d *delivery) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.e.held = d.e.held || d.has
+}
+
+// Waiting says why Envoy, which has asked for a secret, has never had it; "" when nobody asked, or a client has accepted it once.
+func (s *Server) Waiting(name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[name]
+	switch {
+	case e == nil || !e.asked || e.held:
+		return ""
+	case e.current == nil:
+		return e.reasonLocked()
+	}
+	return cmp.Or(e.nackLocked(), "envoy has not accepted it yet")
+}
+
 func (s *Server) statusLocked(e *entry, now time.Time) SecretStatus {
 	st := SecretStatus{
 		Name: e.name, Kind: e.kind, Files: slices.Clone(e.files), Version: s.version(e.number),

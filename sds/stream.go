@@ -172,7 +172,7 @@ func (st *stream) subscribe(name string, r request) error {
 			d.number = d.e.number
 		}
 	}
-	d.e.subs[st] = d
+	d.e.subs[st], d.e.asked, d.e.held = d, true, d.e.held || d.has
 	st.subs[name] = d
 	return nil
 }
@@ -255,6 +255,7 @@ func (st *stream) verdict(r request) {
 	}
 	if d := st.subs[answer.name]; d != nil {
 		d.has = d.has || !r.rejected
+		s.accepted(d)
 	}
 	if !r.rejected {
 		return

@@ -85,10 +85,28 @@ func (g *gateway) readyChecks(context.Context) []status.Check {
 	}
 	ok, reason := g.relay.Ready(pid)
 	checks = append(checks, status.Check{Name: "configuration accepted", OK: ok, Reason: reason})
+	if g.identity != nil {
+		reason := g.missingIdentity()
+		checks = append(checks, status.Check{Name: "identity", OK: reason == "", Reason: reason})
+	}
 	if allOK(checks) {
 		g.readyAfter.CompareAndSwap(0, int64(time.Since(g.started)))
 	}
 	return checks
+}
+
+// missingIdentity says why Envoy, which wants the workload's certificate or roots, has not got them. Nothing that hangs on them works
+// then, and a rollout must not end the gateways that have theirs. Once ready, always ready.
+func (g *gateway) missingIdentity() string {
+	if g.readyAfter.Load() != 0 {
+		return ""
+	}
+	for _, name := range []string{identity.Certificate, identity.Roots} {
+		if why := g.secrets.Waiting(name); why != "" {
+			return "Envoy waits for the secret " + name + ": " + why
+		}
+	}
+	return ""
 }
 
 // liveChecks fail only when a restart of the agent would help.
