@@ -42,6 +42,7 @@ func planeFromIstio(s *settings, in istio.Settings) {
 	s.xdsMode = "delta"
 	s.xdsAddress, s.xdsPlaintext = plane.Address, plane.Plaintext
 	s.xdsTokenFile, s.xdsTokenOptional, s.xdsTokenPlaintext = plane.TokenFile, true, plane.PlaintextToken
+	s.xdsAnswers = true
 	s.xdsHeader = headerPairs(plane.Header)
 	if !plane.Plaintext {
 		s.xdsCA, s.xdsServerName, s.xdsCert, s.xdsKey = plane.RootFile, plane.ServerName, plane.CertFile, plane.KeyFile

@@ -32,6 +32,7 @@ type settings struct {
 
 	xdsTokenOptional  bool // no token file, no token, and no error (pilot-agent's way); no flag
 	xdsTokenPlaintext bool // the token is sent without TLS too (XDS_AUTH_PLAINTEXT); no flag
+	xdsAnswers        bool // the control plane answers the first request of a stream in any case, as istiod does; no flag
 
 	dataDir string
 	runDir  string
@@ -82,7 +83,8 @@ func (s *settings) dirFlags(f *pflag.FlagSet) {
 }
 
 func (s *settings) dataDirFlag(f *pflag.FlagSet) {
-	f.StringVar(&s.dataDir, "data-dir", "", "what survives a restart: modules, accepted plugins (default /var/lib/gateway-agent; not root: the user's state directory)")
+	f.StringVar(&s.dataDir, "data-dir", "", "what survives a restart of this agent: modules, accepted plugins (default /var/lib/gateway-agent; not root: the user's state directory)")
+	f.StringVar(&s.wasmDir, "wasm-dir", "", "module store, which several agents may share (default wasm in --data-dir)")
 }
 
 func (s *settings) runDirFlag(f *pflag.FlagSet) {
@@ -149,7 +151,10 @@ func (s *settings) completeDirs(env environment) {
 		s.runDirGuessed = true
 		s.runDir = defaultDir(env, "/run", "XDG_RUNTIME_DIR", ".local/run")
 	}
-	for _, dir := range []*string{&s.dataDir, &s.runDir} {
+	if s.wasmDir == "" {
+		s.wasmDir = s.data("wasm")
+	}
+	for _, dir := range []*string{&s.dataDir, &s.runDir, &s.wasmDir} {
 		if abs, err := filepath.Abs(*dir); err == nil {
 			*dir = abs
 		}

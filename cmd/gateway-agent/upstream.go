@@ -148,7 +148,7 @@ func (g *gateway) openDir() (dial func(context.Context, string) (net.Conn, error
 
 // relayConfig is the relay's, but for what the plugins add.
 func (g *gateway) relayConfig() relay.Config {
-	config := relay.Config{Upstream: g.upstream, Log: g.part("relay")}
+	config := relay.Config{Upstream: g.upstream, Answers: g.settings.xdsAnswers, Log: g.part("relay")}
 	if g.source == nil {
 		config.Redial, config.MaxAge = g.upstream.Redial, g.settings.xdsMaxAge
 	} else {
