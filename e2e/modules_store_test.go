@@ -184,20 +184,13 @@ func (a *agent) wantStats(want map[string]string) {
 // TestAgentsShareAStore: two agents with one store are killed and start again without the registry; each has its own plugin's configuration.
 func TestAgentsShareAStore(t *testing.T) {
 	t.Parallel()
-	reg, data := startRegistry(t), t.TempDir()
+	reg, store := startRegistry(t), t.TempDir()
 	reg.push("hello:v1", helloModule(t, "v1"))
 	agents, places := []*agent{newAgent(t), newAgent(t)}, []place{}
 	for i, a := range agents {
-		// Only the store is shared: the rest of a data directory is one agent's.
-		if err := os.MkdirAll(filepath.Join(a.dir, "data"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(data, filepath.Join(a.dir, "data", "wasm")); err != nil {
-			t.Fatal(err)
-		}
 		p := newPlace(t, plugin{name: "hello", uri: reg.uri("hello:v1"), value: fmt.Sprint("agent ", i)})
 		places = append(places, p)
-		startPlaces(t, a, modes[i], []place{p})
+		startPlaces(t, a, modes[i], []place{p}, "--wasm-dir", store)
 	}
 	for i, a := range agents {
 		a.eventually(compiled, "the plugin serves", places[i].serves)
@@ -215,7 +208,45 @@ func TestAgentsShareAStore(t *testing.T) {
 		a.waitReady()
 		a.eventually(compiled, "the plugin serves without the registry", places[i].serves)
 	}
-	if text := agents[0].mustWasm("prune", "--all", "--yes"); !strings.Contains(text, "nothing to remove") {
+	if text := agents[0].mustWasm("prune", "--all", "--yes", "--wasm-dir", store); !strings.Contains(text, "nothing to remove") {
 		t.Errorf("prune took what agents use:\n%s", text)
+	}
+}
+
+// TestSecondAgentInADataDirectory: what one agent keeps of a plugin does not stand in for another agent's plugin of the same name.
+func TestSecondAgentInADataDirectory(t *testing.T) {
+	t.Parallel()
+	reg, first, second := startRegistry(t), newAgent(t), newAgent(t)
+	reg.push("hello:v1", helloModule(t, "v1"))
+	mine := newPlace(t, plugin{name: "guard", uri: reg.uri("hello:v1"), value: "mine"})
+	other := newPlace(t, plugin{name: "guard", uri: reg.uri("missing:v1"), value: "other"})
+	data := filepath.Join(first.dir, "data")
+	startPlaces(t, first, "delta", []place{mine})
+	first.eventually(compiled, "the first one's plugin serves", mine.serves)
+	first.eventually(soon, "it is kept", func() error {
+		_, err := os.Stat(filepath.Join(data, "plugins.json"))
+		return err
+	})
+	kept := filesBelow(t, data)[filepath.Join(data, "plugins.json")]
+	startPlaces(t, second, "delta", []place{other}, "--data-dir", data)
+	if err := other.refuses(); err != nil {
+		t.Error(err)
+	}
+	if log := second.log.String(); !strings.Contains(log, "another agent uses this data directory") || !strings.Contains(log, "--wasm-dir") {
+		t.Errorf("the second one says nothing of the first:\n%s", log)
+	}
+	second.signal(syscall.SIGTERM)
+	if code := second.wait(30 * time.Second); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if now := filesBelow(t, data)[filepath.Join(data, "plugins.json")]; now != kept {
+		t.Errorf("the second one wrote over what the first keeps:\n%s\nbefore:\n%s", now, kept)
+	}
+	first.kill()
+	first.restart()
+	first.waitReady()
+	first.eventually(compiled, "the first one's plugin serves after a restart", mine.serves)
+	if strings.Contains(first.log.String(), "another agent uses") {
+		t.Error("an agent that is gone still has the directory")
 	}
 }

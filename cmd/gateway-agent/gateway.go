@@ -52,6 +52,7 @@ type gateway struct {
 	envoy    *envoy.Supervisor // nil with --envoy=none
 	status   *status.Server
 
+	dataLock  *os.File // locked while this agent has its data directory for itself; nil: it has not
 	envoyPath string
 
 	inProcess *bufconn.Listener // serves source to upstream
@@ -70,6 +71,7 @@ func (g *gateway) build(ctx context.Context) (err error) {
 	if g.secrets, err = sds.New(sds.Config{Deny: append([]string{s.dataDir, s.runDir}, s.denied...), Log: g.part("sds")}); err != nil {
 		return err
 	}
+	g.ownDataDir()
 	if err := g.buildIdentity(); err != nil {
 		return err
 	}
@@ -148,6 +150,9 @@ func (g *gateway) close() {
 	}
 	if g.store != nil {
 		_ = g.store.Close()
+	}
+	if g.dataLock != nil {
+		_ = g.dataLock.Close()
 	}
 }
 

@@ -49,7 +49,7 @@ func (g *gateway) buildIdentity() (err error) {
 	if s.identityJitter == 0 {
 		config.Jitter = -1
 	}
-	if s.identityKeep {
+	if s.identityKeep && g.dataLock != nil {
 		config.Keep = s.data("identity.pem")
 	}
 	if g.choice.Source == identity.CA {

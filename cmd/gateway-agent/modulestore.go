@@ -31,7 +31,7 @@ func openStore(s *settings, log *slog.Logger, changes ...func(*wasmcache.Config)
 	}
 	opened := &openedStore{}
 	config := wasmcache.Config{
-		Dir:           s.data("wasm"),
+		Dir:           s.wasmDir,
 		Fetch:         client,
 		Check:         abi.Check,
 		MaxSize:       int64(s.wasmMaxSize),

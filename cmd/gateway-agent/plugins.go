@@ -33,12 +33,14 @@ func (g *gateway) buildPlugins() (err error) {
 	g.store, g.lock = opened.Store, opened.lock
 	config := ecds.Config{
 		Modules:      modules{opened},
-		State:        stateFile(s.data("plugins.json")),
 		Hold:         s.wasmHold,
 		RetryMax:     s.wasmRetryMax,
 		PolicyModule: func(allow bool) (string, error) { return policyModule(s.data("policy"), allow) },
 		Whole:        modules{opened}.whole,
 		Log:          g.part("ecds"),
+	}
+	if g.dataLock != nil {
+		config.State = stateFile(s.data("plugins.json"))
 	}
 	if g.source != nil {
 		config.OnLive = g.source.ExtensionLive

@@ -12,6 +12,7 @@ type moduleSettings struct {
 	env environment // for credentials and proxies
 
 	wasm          string
+	wasmDir       string
 	wasmHold      time.Duration
 	wasmRetryMax  time.Duration
 	wasmRefresh   time.Duration

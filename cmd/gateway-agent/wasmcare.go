@@ -46,7 +46,7 @@ func (a *app) verify(ctx context.Context, o *moduleOptions) error {
 		}
 		defer func() { _ = store.Close() }()
 		show := a.newProgress(o)
-		bar := show.start("verify " + o.data("wasm"))
+		bar := show.start("verify " + o.wasmDir)
 		damaged, checked, err := store.Verify(ctx, bar.moved)
 		bar.dropped()
 		show.wait()
@@ -66,7 +66,7 @@ func (a *app) verify(ctx context.Context, o *moduleOptions) error {
 	if len(result.Damaged) > 0 {
 		return quietError{1}
 	}
-	a.say(o, "%s: %s, all whole", o.data("wasm"), count(result.Checked, "module"))
+	a.say(o, "%s: %s, all whole", o.wasmDir, count(result.Checked, "module"))
 	return nil
 }
 

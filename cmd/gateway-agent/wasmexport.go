@@ -114,7 +114,7 @@ func (a *app) exported(o *exportOptions, store *openedStore, args []string) ([]t
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("the store in %s is empty: pull something first, or name a REF", o.data("wasm"))
+		return nil, fmt.Errorf("the store in %s is empty: pull something first, or name a REF", o.wasmDir)
 	}
 	return all, nil
 }

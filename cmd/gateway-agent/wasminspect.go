@@ -145,7 +145,7 @@ func (a *app) inspectDigest(ctx context.Context, o *inspectOptions, prefix strin
 		return nil, err
 	}
 	if store == nil {
-		return nil, fmt.Errorf("no store in %s: pull something first, or name another --data-dir", o.data("wasm"))
+		return nil, fmt.Errorf("no store in %s: pull something first, or name another --data-dir", o.wasmDir)
 	}
 	defer func() { _ = store.Close() }()
 	var found []wasmcache.ModuleStatus
@@ -163,7 +163,7 @@ func (a *app) inspectDigest(ctx context.Context, o *inspectOptions, prefix strin
 	}
 	m, ok := store.Find(digest)
 	if !ok {
-		return nil, fmt.Errorf("no module, manifest or index %s in %s: 'gateway-agent wasm list' shows what is there", prefix, o.data("wasm"))
+		return nil, fmt.Errorf("no module, manifest or index %s in %s: 'gateway-agent wasm list' shows what is there", prefix, o.wasmDir)
 	}
 	result := fromStore(m)
 	return result, a.describe(ctx, o, m.Path, result)
@@ -199,7 +199,7 @@ func (a *app) inspectRef(ctx context.Context, o *inspectOptions, url string) (*i
 	}
 	if o.offline {
 		if !here {
-			return nil, fmt.Errorf("%s is not in the store %s: leave out --offline, or pull it", fetch.Shown(url), o.data("wasm"))
+			return nil, fmt.Errorf("%s is not in the store %s: leave out --offline, or pull it", fetch.Shown(url), o.wasmDir)
 		}
 		result := fromStore(stored)
 		return result, a.describe(ctx, o, stored.Path, result)

@@ -47,7 +47,7 @@ type listing struct {
 }
 
 func (a *app) list(ctx context.Context, o *moduleOptions) error {
-	l := listing{Store: wasmcache.Status{Dir: o.data("wasm"), Modules: []wasmcache.ModuleStatus{}}}
+	l := listing{Store: wasmcache.Status{Dir: o.wasmDir, Modules: []wasmcache.ModuleStatus{}}}
 	there, err := o.storeExists()
 	if err != nil {
 		return err
