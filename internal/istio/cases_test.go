@@ -75,42 +75,73 @@ func TestBadInputIsToldOrRefused(t *testing.T) {
 		change     func(*pod)
 		fail, warn string
 	}{
-		"YAML":              {func(p *pod) { p.env["PROXY_CONFIG"] = "{" }, "the environment variable PROXY_CONFIG is not YAML", ""},
-		"type":              {func(p *pod) { p.env["PROXY_CONFIG"] = "concurrency: many" }, "the environment variable PROXY_CONFIG cannot be read", ""},
-		"unknown field":     {func(p *pod) { p.env["PROXY_CONFIG"] = "newField: 1" }, "", "newField"},
-		"mesh file":         {func(p *pod) { p.files["/etc/istio/config/mesh"] = "- a" }, "--meshConfig ./etc/istio/config/mesh cannot be read", ""},
-		"address":           {func(p *pod) { p.env["PROXY_CONFIG"] = "discoveryAddress: istiod" }, `discoveryAddress "istiod": want HOST:PORT`, ""},
-		"tilde":             {func(p *pod) { p.args = []string{"--domain", "a~b"} }, "would break the node id", ""},
-		"labels":            {func(p *pod) { p.files["/etc/istio/pod/labels"] = "a=\"b\"\nc=d\n" }, "", "./etc/istio/pod/labels: line 2: c has no quoted value"},
-		"duration":          {func(p *pod) { p.env["SECRET_TTL"] = "1 day" }, "", `SECRET_TTL="1 day" is not a duration`},
-		"negative duration": {func(p *pod) { p.env["SECRET_TTL"] = "-1h" }, "", "SECRET_TTL"},
-		"port":              {func(p *pod) { p.env["ENVOY_STATUS_PORT"] = "99999" }, "", "ENVOY_STATUS_PORT"},
-		"boolean":           {func(p *pod) { p.env["PKCS8_KEY"] = "ja" }, "", `PKCS8_KEY="ja" is not a boolean`},
-		"ratio":             {func(p *pod) { p.env["SECRET_GRACE_PERIOD_RATIO"] = "NaN" }, "", "SECRET_GRACE_PERIOD_RATIO"},
-		"boolean metadata":  {func(p *pod) { p.env["ISTIO_META_ENABLE_HBONE"] = "sure" }, "", "ENABLE_HBONE is not a boolean"},
-		"ports":             {func(p *pod) { p.env["ISTIO_META_POD_PORTS"] = "80" }, "", "ISTIO_META_POD_PORTS"},
-		"JSON metadata":     {func(p *pod) { p.env["ISTIO_METAJSON_X"] = "[1]" }, "", "ISTIO_METAJSON_X is not a JSON object"},
-		"static labels":     {func(p *pod) { p.env["ISTIO_METAJSON_LABELS"] = `{"a":1}` }, "", "ISTIO_METAJSON_LABELS"},
-		"no pod":            {func(p *pod) { delete(p.env, "POD_NAME") }, "", "POD_NAME is not set"},
-		"IP":                {func(p *pod) { p.env["INSTANCE_IP"] = "here" }, "", `INSTANCE_IP="here" is not an address`},
-		"log level":         {func(p *pod) { p.args = []string{"--proxyLogLevel", "loud"} }, "", `log level "loud"`},
-		"scope":             {func(p *pod) { p.args = []string{"--log_output_level", "ads:debug,default:warn"} }, "", "ads:debug ignored"},
-		"buckets":           {func(p *pod) { p.files["/etc/istio/pod/annotations"] = bucketsAnnotation + `="[]"` }, "", bucketsAnnotation},
-		"STS":               {func(p *pod) { p.args = []string{"--stsPort", "15463"} }, "", "--stsPort is ignored"},
-		"tracer":            {func(p *pod) { p.env["PROXY_CONFIG"] = "tracing: {stackdriver: {}}" }, "", "tracing.stackdriver is ignored"},
-		"tracer's address":  {func(p *pod) { p.env["PROXY_CONFIG"] = "tracing: {zipkin: {address: zipkin}}" }, "", `"zipkin" is ignored: want HOST:PORT`},
-		"statsd":            {func(p *pod) { p.env["PROXY_CONFIG"] = "statsdUdpAddress: statsd:8125" }, "", "statsdUdpAddress"},
-		"template":          {func(p *pod) { p.env["PROXY_CONFIG"] = "customConfigFile: /x" }, "", "customConfigFile /x is ignored"},
+		"YAML":                  {func(p *pod) { p.env["PROXY_CONFIG"] = "{" }, "the environment variable PROXY_CONFIG is not YAML", ""},
+		"type":                  {func(p *pod) { p.env["PROXY_CONFIG"] = "concurrency: many" }, "the environment variable PROXY_CONFIG cannot be read", ""},
+		"unknown field":         {func(p *pod) { p.env["PROXY_CONFIG"] = "newField: 1" }, "", "newField"},
+		"mesh file":             {func(p *pod) { p.files["/etc/istio/config/mesh"] = "- a" }, "--meshConfig ./etc/istio/config/mesh cannot be read", ""},
+		"address":               {func(p *pod) { p.env["PROXY_CONFIG"] = "discoveryAddress: istiod" }, `discoveryAddress "istiod": want HOST:PORT`, ""},
+		"ports of the status":   {func(p *pod) { p.env["PROXY_CONFIG"] = "statusPort: 70000" }, "ProxyConfig statusPort 70000", ""},
+		"no status":             {func(p *pod) { p.env["PROXY_CONFIG"] = "statusPort: 0" }, "ProxyConfig statusPort 0", ""},
+		"port of the admin":     {func(p *pod) { p.env["PROXY_CONFIG"] = "proxyAdminPort: -1" }, "ProxyConfig proxyAdminPort -1", ""},
+		"negative drain":        {func(p *pod) { p.env["PROXY_CONFIG"] = "terminationDrainDuration: -5s" }, "ProxyConfig terminationDrainDuration -5s", ""},
+		"CA's address":          {func(p *pod) { p.env["CA_ADDR"] = "istiod" }, `CA_ADDR "istiod": want HOST:PORT`, ""},
+		"half a certificate":    {func(p *pod) { p.env["FILE_MOUNTED_CERTS"], p.env["ISTIO_META_TLS_CLIENT_KEY"] = "true", "/k" }, "ISTIO_META_TLS_CLIENT_CERT_CHAIN", ""},
+		"header's name":         {func(p *pod) { p.env["XDS_HEADER_HOST"] = "secret" }, "", "XDS_HEADER_HOST is ignored"},
+		"header's value":        {func(p *pod) { p.env["CA_HEADER_A"] = "secret\n" }, "", "CA_HEADER_A is ignored"},
+		"header of the cluster": {func(p *pod) { p.env["XDS_HEADER_CLUSTERID"] = "secret" }, "", "XDS_HEADER_CLUSTERID is ignored: ISTIO_META_CLUSTER_ID"},
+		"cluster":               {func(p *pod) { p.env["ISTIO_META_CLUSTER_ID"] = "a\nb" }, "ISTIO_META_CLUSTER_ID", ""},
+		"no account":            {func(p *pod) { delete(p.env, "SERVICE_ACCOUNT") }, "", "SERVICE_ACCOUNT is not set: the CA cannot be asked"},
+		"tilde":                 {func(p *pod) { p.args = []string{"--domain", "a~b"} }, "would break the node id", ""},
+		"labels":                {func(p *pod) { p.files["/etc/istio/pod/labels"] = "a=\"b\"\nc=d\n" }, "", "./etc/istio/pod/labels: line 2: c has no quoted value"},
+		"duration":              {func(p *pod) { p.env["SECRET_TTL"] = "1 day" }, "", `SECRET_TTL="1 day" is not a duration`},
+		"negative duration":     {func(p *pod) { p.env["SECRET_TTL"] = "-1h" }, "", "SECRET_TTL"},
+		"port":                  {func(p *pod) { p.env["ENVOY_STATUS_PORT"] = "99999" }, "", "ENVOY_STATUS_PORT"},
+		"boolean":               {func(p *pod) { p.env["PKCS8_KEY"] = "ja" }, "", `PKCS8_KEY="ja" is not a boolean`},
+		"ratio":                 {func(p *pod) { p.env["SECRET_GRACE_PERIOD_RATIO"] = "NaN" }, "", "SECRET_GRACE_PERIOD_RATIO"},
+		"boolean metadata":      {func(p *pod) { p.env["ISTIO_META_ENABLE_HBONE"] = "sure" }, "", "ENABLE_HBONE is not a boolean"},
+		"ports":                 {func(p *pod) { p.env["ISTIO_META_POD_PORTS"] = "80" }, "", "ISTIO_META_POD_PORTS"},
+		"JSON metadata":         {func(p *pod) { p.env["ISTIO_METAJSON_X"] = "[1]" }, "", "ISTIO_METAJSON_X is not a JSON object"},
+		"static labels":         {func(p *pod) { p.env["ISTIO_METAJSON_LABELS"] = `{"a":1}` }, "", "ISTIO_METAJSON_LABELS"},
+		"no pod":                {func(p *pod) { delete(p.env, "POD_NAME") }, "", "POD_NAME is not set"},
+		"IP":                    {func(p *pod) { p.env["INSTANCE_IP"] = "here" }, "", `INSTANCE_IP="here" is not an address`},
+		"log level":             {func(p *pod) { p.args = []string{"--proxyLogLevel", "loud"} }, "", `log level "loud"`},
+		"scope":                 {func(p *pod) { p.args = []string{"--log_output_level", "ads:debug,default:warn"} }, "", "ads:debug ignored"},
+		"buckets":               {func(p *pod) { p.files["/etc/istio/pod/annotations"] = bucketsAnnotation + `="[]"` }, "", bucketsAnnotation},
+		"STS":                   {func(p *pod) { p.args = []string{"--stsPort", "15463"} }, "", "--stsPort is ignored"},
+		"tracer":                {func(p *pod) { p.env["PROXY_CONFIG"] = "tracing: {stackdriver: {}}" }, "", "tracing.stackdriver is ignored"},
+		"tracer's address":      {func(p *pod) { p.env["PROXY_CONFIG"] = "tracing: {zipkin: {address: zipkin}}" }, "", `"zipkin" is ignored: want HOST:PORT`},
+		"statsd":                {func(p *pod) { p.env["PROXY_CONFIG"] = "statsdUdpAddress: statsd:8125" }, "", "statsdUdpAddress"},
+		"template":              {func(p *pod) { p.env["PROXY_CONFIG"] = "customConfigFile: /x" }, "", "customConfigFile /x is ignored"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, warnings, err := try(t, tt.change)
 			if text := fmt.Sprint(err); (err == nil) != (tt.fail == "") || !strings.Contains(text, tt.fail) {
 				t.Errorf("Map = %v, want an error with %q", err, tt.fail)
 			}
+			if strings.Contains(fmt.Sprint(err, warnings), "secret") {
+				t.Errorf("a header's value is told: %v, %q", err, warnings)
+			}
 			if tt.warn != "" && (len(warnings) != 1 || !strings.Contains(warnings[0], tt.warn)) {
 				t.Errorf("warnings %q, want one with %q", warnings, tt.warn)
 			}
 		})
+	}
+}
+
+// Nothing where something could be is nothing: empty files come with templates.
+func TestEmptyDocuments(t *testing.T) {
+	for name, change := range map[string]func(*pod){
+		"PROXY_CONFIG": func(p *pod) { p.env["PROXY_CONFIG"] = "null" },
+		"comment":      func(p *pod) { p.env["PROXY_CONFIG"] = "# nothing\n---\n" },
+		"annotation":   func(p *pod) { p.files["/etc/istio/pod/annotations"] = `proxy.istio.io/config="~"` },
+		"mesh file":    func(p *pod) { p.files["/etc/istio/config/mesh"] = "\n" },
+		"empty":        func(p *pod) { p.files["/etc/istio/config/mesh"] = "" },
+		"no defaults":  func(p *pod) { p.files["/etc/istio/config/mesh"] = "defaultConfig:\n" },
+	} {
+		s, warnings, err := try(t, change)
+		if err != nil || len(warnings) > 0 || s.ControlPlane.Address != must(t, func(*pod) {}).ControlPlane.Address {
+			t.Errorf("%s: %v, warnings %q", name, err, warnings)
+		}
 	}
 }
 

@@ -170,7 +170,7 @@ func TestEachVariableDoesSomething(t *testing.T) {
 		"ECC_SIGNATURE_ALGORITHM": "EdDSA", "ECC_CURVE": "P384", "PEER_METADATA_DISCOVERY": "true", "ENVOY_STATUS_PORT": "1", "ENVOY_PROMETHEUS_PORT": "2",
 		"METRICS_LOCALHOST_ACCESS_ONLY": "true", "DISABLE_ENVOY": "true", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",
 		"TERMINATION_DRAIN_DURATION_SECONDS": "30", "ENVOY_SKIP_DEPRECATED_LOGS": "false", "WASM_MODULE_EXPIRY": "2h", "CREDENTIAL_FETCHER_TYPE": "Mock",
-		"ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9",
+		"ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9", "CA_ADDR": "ca:1",
 	}
 	with := map[string]string{"MINIMUM_DRAIN_DURATION": "EXIT_ON_ZERO_ACTIVE_CONNECTIONS"} // means something only beside another one
 	for _, v := range Variables {

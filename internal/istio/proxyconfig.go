@@ -48,6 +48,24 @@ func (m *mapping) mapProxyConfig() {
 	m.layer("the environment variable PROXY_CONFIG", m.in.Env["PROXY_CONFIG"])
 	m.layer("the pod's annotation "+proxyConfigAnnotation, m.annotations[proxyConfigAnnotation])
 	m.proxy.DiscoveryAddress = strings.TrimSpace(m.proxy.GetDiscoveryAddress())
+	m.checkProxyConfig()
+}
+
+// checkProxyConfig refuses what cannot be, under the name that it has for who wrote it.
+func (m *mapping) checkProxyConfig() {
+	if port := m.proxy.GetProxyAdminPort(); port < 0 || port > 65535 {
+		m.fail("ProxyConfig proxyAdminPort %d: want a port from 1 to 65535, or 0 for a unix socket", port)
+	}
+	if port := m.proxy.GetStatusPort(); port < 1 || port > 65535 {
+		m.fail("ProxyConfig statusPort %d: want a port from 1 to 65535, the readiness listener asks there", port)
+	}
+	for field, d := range map[string]*durationpb.Duration{
+		"drainDuration": m.proxy.GetDrainDuration(), "terminationDrainDuration": m.proxy.GetTerminationDrainDuration(),
+	} {
+		if d.AsDuration() < 0 {
+			m.fail("ProxyConfig %s %v: it cannot be negative", field, d.AsDuration())
+		}
+	}
 }
 
 // mesh takes defaultConfig out of a mesh configuration; the rest is istiod's.
@@ -80,6 +98,9 @@ func (m *mapping) parse(what, text string, into proto.Message) (map[string]json.
 	if err != nil {
 		m.fail("%s is not YAML: %w", what, err)
 		return nil, false
+	}
+	if string(document) == "null" {
+		return nil, true // an empty file, only comments
 	}
 	strict := protojson.Unmarshal(document, into)
 	if strict == nil {

@@ -1,12 +1,16 @@
 package istio
 
 import (
+	"maps"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
+
+	"github.com/gateway-agent/gateway-agent/internal/upstream"
 )
 
 const (
@@ -36,12 +40,24 @@ func (m *mapping) mapControlPlane() {
 		Header:         m.header(xdsHeaderPrefix),
 	}
 	m.out.CA = m.out.ControlPlane
-	m.out.CA.Address = m.text("CA_ADDR", address)
+	m.out.CA.Address = m.caAddress(address)
 	m.out.CA.Plaintext = strings.HasSuffix(m.out.CA.Address, ":"+plaintextPort)
 	m.out.CA.ServerName = m.nameOf(m.out.CA.Address)
 	m.out.CA.RootFile = m.caRoot()
 	m.out.CA.Header = m.header(caHeaderPrefix)
 	m.out.ReportHealth = m.proxy.GetReadinessProbe() != nil
+}
+
+// caAddress is istiod's, unless CA_ADDR says another.
+func (m *mapping) caAddress(without string) string {
+	address := strings.TrimSpace(m.in.Env["CA_ADDR"])
+	if address == "" {
+		return without
+	}
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		m.fail("CA_ADDR %q: want HOST:PORT", address)
+	}
+	return address
 }
 
 // serverName is the name in istiod's certificate.
@@ -61,13 +77,31 @@ func (m *mapping) nameOf(address string) string {
 	return host
 }
 
-// header is the gRPC metadata of every stream: the cluster, and what variables with the prefix add.
+const clusterHeader = "ClusterID"
+
+// header is the gRPC metadata of every stream: the cluster, and what variables with the prefix add. Values are never shown: they may be
+// secrets.
 func (m *mapping) header(prefix string) map[string]string {
-	header := map[string]string{"ClusterID": m.clusterID()}
-	for name, value := range m.in.Env {
-		if key, ok := strings.CutPrefix(name, prefix); ok && key != "" {
-			header[key] = value
+	header := map[string]string{clusterHeader: m.clusterID()}
+	if upstream.CheckHeader(header) != nil {
+		m.fail("ISTIO_META_CLUSTER_ID %q has characters that cannot be sent to istiod: use printable ASCII", m.clusterID())
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.in.Env)) {
+		key, ok := strings.CutPrefix(name, prefix)
+		if !ok || key == "" {
+			continue
 		}
+		if strings.EqualFold(key, clusterHeader) {
+			m.warn("%s is ignored: ISTIO_META_CLUSTER_ID says what it is", name)
+			continue
+		}
+		all := maps.Clone(header)
+		all[key] = m.in.Env[name]
+		if err := upstream.CheckHeader(all); err != nil {
+			m.warn("%s is ignored: %v", name, err)
+			continue
+		}
+		header = all
 	}
 	return header
 }
@@ -130,10 +164,14 @@ func (m *mapping) clientCertificate() (cert, key string) {
 	if dir := m.in.Env["PROV_CERT"]; dir != "" {
 		return m.abs(filepath.Join(dir, "cert-chain.pem")), m.abs(filepath.Join(dir, "key.pem"))
 	}
-	if m.flag("FILE_MOUNTED_CERTS") {
-		return m.abs(m.metaText("TLS_CLIENT_CERT_CHAIN", "")), m.abs(m.metaText("TLS_CLIENT_KEY", ""))
+	if !m.flag("FILE_MOUNTED_CERTS") {
+		return "", ""
 	}
-	return "", ""
+	cert, key = m.abs(m.metaText("TLS_CLIENT_CERT_CHAIN", "")), m.abs(m.metaText("TLS_CLIENT_KEY", ""))
+	if (cert == "") != (key == "") {
+		m.fail("FILE_MOUNTED_CERTS: ISTIO_META_TLS_CLIENT_CERT_CHAIN and ISTIO_META_TLS_CLIENT_KEY belong together: set both or neither")
+	}
+	return cert, key
 }
 
 // mapIdentity says where the workload's certificate may come from; which it is, the agent sees when it starts.
@@ -176,7 +214,7 @@ func (m *mapping) workload() Workload {
 		w.Curve = "P256"
 	}
 	if w.ServiceAccount == "" {
-		m.warn("SERVICE_ACCOUNT is not set: the certificate is asked for without an account, istiod may refuse")
+		m.warn("SERVICE_ACCOUNT is not set: the CA cannot be asked for a certificate")
 	}
 	return w
 }
