@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -105,10 +106,12 @@ func policyModule(dir string, allow bool) (string, error) {
 	if allow {
 		name, code = "allow", policywasm.Allow()
 	}
-	name = fmt.Sprintf("%s-%.8x.wasm", name, sha256.Sum256(code))
+	path := filepath.Join(dir, fmt.Sprintf("%s-%.8x.wasm", name, sha256.Sum256(code)))
+	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, code) {
+		return path, nil // also where nothing can be written
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, name)
 	return path, atomicfile.Write(path, code, 0o644)
 }
