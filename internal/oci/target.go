@@ -97,8 +97,8 @@ func (t *target) sendPlain(ctx context.Context, method, what string, header http
 		t.client.plain.Add(t.endpoint.Host, struct{}{})
 		return resp, err
 	}
-	if speaksPlain(secure) {
-		return nil, err
+	if _, ok := errors.AsType[tls.RecordHeaderError](secure); ok || speaksPlain(secure) {
+		return nil, err // whatever it speaks, it is not TLS
 	}
 	return nil, secure
 }
