@@ -120,6 +120,13 @@ func TestLeftoversOfACrash(t *testing.T) {
 			s.Close()
 		}
 	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "refs", "pipe.json"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir)
+	if got := s.Status().Modules; len(got) != 1 { // and it does not wait for a writer
+		t.Errorf("Status has %d modules, want one", len(got))
+	}
 }
 
 // writable is a fetcher that fails as a full disk does.

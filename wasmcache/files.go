@@ -179,6 +179,9 @@ func (s *Store) readJSON(name string, v any) bool {
 	if err == nil && info.Size() > maxRecord {
 		err = errors.New("it is too large")
 	}
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is not a regular file") // a pipe would block the reader
+	}
 	var data []byte
 	if err == nil {
 		data, err = s.root.ReadFile(name)

@@ -128,6 +128,9 @@ func TestReadOnlyMount(t *testing.T) {
 	s := open(t, dir)
 	m, err := s.Get(t.Context(), Request{URL: r.Ref("frozen:v1"), Host: envoy})
 	wantModule(t, m, err, module)
+	if m, err = s.Get(t.Context(), Request{URL: r.Ref("frozen:v1"), Preload: true}); err != nil {
+		t.Fatal(err)
+	}
 	// The same directory, read-only, as a node's cache is in a pod.
 	view := t.TempDir()
 	mount(t, dir, view, "", syscall.MS_BIND, "")
@@ -148,6 +151,8 @@ func TestReadOnlyMount(t *testing.T) {
 	if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "module store cannot be written: it serves what it holds") {
 		t.Errorf("%d warnings, want one that says so:\n%s", n, &log)
 	}
+	got, err := frozen.Get(t.Context(), Request{URL: r.Ref("frozen:v1"), Preload: true, Always: true})
+	wantModule(t, got, err, module) // nothing has changed
 	if frozen.Status().Writable {
 		t.Error("Status().Writable = true")
 	}

@@ -179,8 +179,14 @@ func (s *Store) update(ctx context.Context, ref fetch.Reference, change func(r *
 func (s *Store) remember(ctx context.Context, a *ask, v version) error {
 	v.Seen = time.Now()
 	err := s.update(ctx, a.ref, func(r *record) { r.add(v, a) })
-	if err == nil || a.preload {
+	if err != nil && a.preload {
+		if r := s.record(a.ref); len(r.Versions) > 0 && r.Versions[0].same(v) && r.noted(v, a) {
+			return nil // it is what the operator wants there already
+		}
 		return err
+	}
+	if err == nil {
+		return nil
 	}
 	if s.writable.Load() { // else that was said
 		s.cfg.Log.Warn("cannot note a module's reference: it must be pulled again after a restart", "ref", a.ref.String(), "err", err)
