@@ -35,7 +35,7 @@ A Wasm plugin's code may be oci://host/repo:tag, oci://host/repo@sha256:…, htt
 Certificates named by file are served to Envoy by the agent: replace the files and new handshakes use them.
 
 On SIGTERM the agent fails readiness, tells clients, waits --drain-delay, closes the listeners, waits for
-requests in flight up to --drain-timeout, and ends Envoy. A second signal ends it at once.`
+requests in flight up to --drain-timeout, and ends Envoy. A SIGINT after that (Ctrl-C) ends it at once.`
 
 const runExample = `  gateway-agent run --config-dir examples/edge
   gateway-agent run --xds-address istiod.example.com:15012 --xds-ca /etc/ca.pem --node-id edge-1

@@ -13,7 +13,9 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once, and Envoy with it
+	// A second Ctrl-C ends the process at once, and Envoy with it. A second SIGTERM changes nothing: a kubelet repeats it, and who cannot wait
+	// sends SIGKILL.
+	context.AfterFunc(ctx, func() { signal.Reset(syscall.SIGINT) })
 	os.Exit(run(ctx, arguments(os.Args), os.Environ(), os.Stdout, os.Stderr))
 }
 
