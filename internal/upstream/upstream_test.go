@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -128,6 +129,17 @@ func calls(t *testing.T, conn *Conn) {
 	}
 }
 
+// redial cuts the connection and waits until gRPC noticed: a call that begins before would go down with it.
+func redial(t *testing.T, conn *Conn) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	conn.Redial()
+	if !conn.WaitForStateChange(ctx, connectivity.Ready) {
+		t.Fatal("the connection is not cut by Redial")
+	}
+}
+
 // files are what is mounted into a pod.
 type files struct {
 	t                       *testing.T
@@ -189,7 +201,7 @@ func TestRotation(t *testing.T) {
 	s.use(next.Issue(t, serverLeaf()))
 	f.write(f.roots, next.PEM)
 	client(next, "new")
-	conn.Redial()
+	redial(t, conn)
 	calls(t, conn)
 	if _, name := s.last(); name != "new" {
 		t.Errorf("the client certificate is %q, want the new one", name)
