@@ -37,7 +37,7 @@ func TestUpstreamThatDoesNotRead(t *testing.T) {
 			r.envoy.Want(xdstest.EDS, append(manyNames(i%7), fmt.Sprintf("x%d", i))...)
 		}
 		r.envoy.NACK(rejected, "a reason that must arrive")
-		big := strings.Repeat("x", 50<<20)
+		big := strings.Repeat("x", 20<<20)
 		sent := make(chan struct{})
 		go func() {
 			defer close(sent)
