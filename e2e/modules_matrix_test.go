@@ -141,3 +141,22 @@ func TestRequireDigest(t *testing.T) {
 		a.eventually(compiled, p.name+" serves", p.serves)
 	}
 }
+
+// TestRefreshInTime: a tag that moves is live within the interval and five seconds, with modules that Envoy compiles at once.
+func TestRefreshInTime(t *testing.T) {
+	t.Parallel()
+	const interval = 2 * time.Second
+	reg, a := startRegistry(t), newAgent(t)
+	reg.pushBytes("moving:tag", padded("first"))
+	p := newPlace(t, plugin{name: "moving", uri: reg.uri("moving:tag")})
+	startPlaces(t, a, "delta", []place{p}, "--wasm-refresh", interval.String())
+	a.eventually(compiled, "the first module", func() error { return a.live("moving", hexSHA256(padded("first"))) })
+	for _, next := range []string{"second", "third", "first"} {
+		reg.pushBytes("moving:tag", padded(next))
+		took := a.eventually(compiled, "the moved tag is live", func() error { return a.live("moving", hexSHA256(padded(next))) })
+		t.Logf("live after %v", took)
+		if limit := interval + 5*time.Second; took > limit {
+			t.Errorf("the %s module was live after %v, want %v at most", next, took, limit)
+		}
+	}
+}
