@@ -42,6 +42,10 @@ func (r *Repository) Blob(ctx context.Context, desc v1.Descriptor) (io.ReadClose
 		}
 		return body, err
 	}
+	d.elsewhere = func(stall error) bool {
+		r.learn(d.from.endpoint.Host, desc.Digest.String(), stall)
+		return r.hasOther(desc.Digest.String())
+	}
 	if d.body, err = d.open(0); err != nil {
 		return nil, err
 	}
@@ -52,13 +56,14 @@ func (r *Repository) Blob(ctx context.Context, desc v1.Descriptor) (io.ReadClose
 	return &verified{op: op, inner: d, hasher: hasher, want: desc, blame: blame}, nil
 }
 
-// hasOther reports that the next try asks a place that is not known to have wrong bytes.
+// hasOther reports that the next try asks a place that is neither known to have wrong bytes nor to hang.
 func (r *Repository) hasOther(identifier string) bool {
 	targets, err := r.places(pullActions, true)
 	if err != nil {
 		return false
 	}
-	return !r.client.isAvoided(r.order(targets, identifier)[0].endpoint.Host + "@" + identifier)
+	next := r.order(targets, identifier)[0].endpoint.Host
+	return !r.client.isAvoided(next+"@"+identifier) && !r.client.isAvoided(next)
 }
 
 // openBlob asks the places for the blob from a position on.
@@ -143,6 +148,8 @@ func (u *untold) Read(p []byte) (int, error) {
 type download struct {
 	size  int64
 	open  func(at int64) (io.ReadCloser, error)
+	// elsewhere reports that another place than the one that stalled is asked next.
+	elsewhere func(stall error) bool
 	pause func(time.Duration) error
 
 	from *target // the sender of body
@@ -181,6 +188,8 @@ func (d *download) resume() error {
 	_ = d.body.Close()
 	if d.all++; d.at-d.mark >= refill && d.all <= maxBreaks {
 		d.used = 0
+	} else if _, stalled := errors.AsType[*safehttp.StallError](d.why); stalled && !d.elsewhere(d.why) {
+		return d.broke() // four more waits of 30 s would hide for minutes that it hangs
 	}
 	d.mark = d.at
 	for ; d.used < maxResumes; d.used++ {

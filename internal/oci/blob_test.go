@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gateway-agent/gateway-agent/internal/oci/safehttp"
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 )
 
@@ -189,6 +190,28 @@ func (b *brokenBody) Read(p []byte) (int, error) {
 }
 
 func (b *brokenBody) Close() error { return nil }
+
+// A place that hangs is left for another one; where there is none, that it hangs is told at once.
+func TestStalledDownload(t *testing.T) {
+	upstream := registrytest.New(t)
+	module := largeBlob(1 << 20)
+	upstream.Push(t, "app", "v1", registrytest.WasmToOCI(module))
+	mirror := registrytest.NewProxy(t, upstream.Addr)
+	mirror.Fail("/blobs/", registrytest.Fault{Hang: true, Cut: 10_000})
+	web := safehttp.New(safehttp.Config{StallTime: 300 * time.Millisecond})
+
+	c := New(Config{HTTP: web, Registries: places{{Host: mirror.Addr, Mirror: true}, {Host: upstream.Addr}}})
+	if got, err := readBlob(t, c, repository(t, upstream.Addr+"/app"), module); err != nil || got != string(module) {
+		t.Errorf("Blob = %d bytes, %v, want the module from the registry", len(got), err)
+	}
+	mirror.Forget()
+	alone := New(Config{HTTP: web, Registries: places{{Host: mirror.Addr}}})
+	_, err := readBlob(t, alone, repository(t, mirror.Addr+"/app"), module)
+	wantKind(t, err, Temporary, "download stalled")
+	if n := len(mirror.Requests("/blobs/")); n != 1 {
+		t.Errorf("a place that hangs was asked %d times, want once", n)
+	}
+}
 
 func TestResumesAreBounded(t *testing.T) {
 	tests := []struct {
