@@ -18,10 +18,7 @@ func (g *gateway) ownDataDir() {
 		file, err = os.OpenFile(filepath.Join(dir, "agent.lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	}
 	if err != nil {
-		// Nothing can be kept there, but perhaps something can be read.
-		g.dataLock, err = os.Open(dir)
-	}
-	if file == nil {
+		g.dataLock, _ = os.Open(dir) // nothing can be kept there, but perhaps something can be read
 		return
 	}
 	if err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
