@@ -1,27 +1,29 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"io"
 	"log/slog"
+	"maps"
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gateway-agent/gateway-agent/internal/istio"
 )
 
 // istiod answers the first request of a stream even when Envoy has what it asks for, so that one that says nothing is stuck; of other control
 // planes nobody knows.
 func TestProxyKnowsThatIstiodAnswers(t *testing.T) {
-	a := &app{env: environment{"POD_NAME": "gw", "POD_NAMESPACE": "ingress", "SERVICE_ACCOUNT": "gw", "INSTANCE_IP": "10.1.2.3"}, stdout: io.Discard, stderr: io.Discard}
-	call := newProxyCall(&cobra.Command{})
-	call.dryRun = true
-	if err := a.proxy(t.Context(), call, []string{"router"}); err != nil {
-		t.Fatal(err)
-	}
+	istiod, _ := mapProxy(t, environment{"POD_NAME": "gw", "POD_NAMESPACE": "ingress", "SERVICE_ACCOUNT": "gw", "INSTANCE_IP": "10.1.2.3"})
 	for who, tt := range map[string]struct {
 		settings *settings
 		want     bool
 	}{
-		"istiod":  {call.settings, true},
+		"istiod":  {istiod, true},
 		"another": {&settings{xdsAddress: "xds.example:1"}, false},
 	} {
 		g := &gateway{settings: tt.settings, log: slog.New(slog.DiscardHandler)}
@@ -32,5 +34,60 @@ func TestProxyKnowsThatIstiodAnswers(t *testing.T) {
 		if got := g.relayConfig().Answers; got != tt.want {
 			t.Errorf("%s always answers: %v, want %v", who, got, tt.want)
 		}
+	}
+}
+
+// mapProxy is what `proxy router` would run with, in this environment.
+func mapProxy(t *testing.T, env environment) (*settings, string) {
+	t.Helper()
+	var out bytes.Buffer
+	a := &app{env: env, stdout: &out, stderr: io.Discard}
+	call := newProxyCall(&cobra.Command{})
+	call.dryRun = true
+	if err := a.proxy(t.Context(), call, []string{"router"}); err != nil {
+		t.Fatal(err)
+	}
+	return call.settings, out.String()
+}
+
+// Each variable that Istio's contract has and this agent obeys arrives where `run` has it.
+func TestEachVariableReachesRun(t *testing.T) {
+	values := map[string]string{
+		"ISTIO_CPU_LIMIT": "7", "PROXY_CONFIG": `{"concurrency": 3}`, "PILOT_CERT_PROVIDER": "custom", "CA_ADDR": "ca:1",
+		"JWT_POLICY": "first-party-jwt", "XDS_AUTH_PLAINTEXT": "true", "FILE_MOUNTED_CERTS": "true", "SECRET_TTL": "1h",
+		"SECRET_GRACE_PERIOD_RATIO": "0.2", "SECRET_GRACE_PERIOD_RATIO_JITTER": "0.2", "WORKLOAD_RSA_KEY_SIZE": "4096", "PKCS8_KEY": "true",
+		"ECC_CURVE": "P384", "PEER_METADATA_DISCOVERY": "true", "ENVOY_STATUS_PORT": "1", "ENVOY_PROMETHEUS_PORT": "2", "METRICS_LOCALHOST_ACCESS_ONLY": "true",
+		"DISABLE_ENVOY": "true", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true", "MINIMUM_DRAIN_DURATION": "17s", "TERMINATION_DRAIN_DURATION_SECONDS": "30",
+		"ENVOY_SKIP_DEPRECATED_LOGS": "false", "WASM_MODULE_EXPIRY": "2h", "ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9",
+	}
+	base := environment{
+		"POD_NAME": "gw", "POD_NAMESPACE": "ingress", "SERVICE_ACCOUNT": "gw", "INSTANCE_IP": "10.1.2.3",
+		"GATEWAY_AGENT_DATA_DIR": "/d", // with defaults of the machine nothing could be compared
+	}
+	for _, v := range istio.Variables {
+		t.Run(v.Name, func(t *testing.T) {
+			with := maps.Clone(base)
+			switch v.Name {
+			case "HOST_IP":
+				with["PROXY_CONFIG"] = `{"tracing": {"datadog": {"address": "$(HOST_IP):8126"}}}`
+			case "MINIMUM_DRAIN_DURATION":
+				with["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] = "true"
+			}
+			before, _ := mapProxy(t, with)
+			name, open := strings.CutSuffix(v.Name, "*")
+			if open {
+				name += "Z"
+			}
+			with = maps.Clone(with)
+			with[name] = cmp.Or(values[v.Name], "something")
+			after, out := mapProxy(t, with)
+			before.env, after.env = nil, nil
+			if !strings.HasPrefix(v.Name, "ISTIO_META") || !open { // what istiod is told besides does not count
+				before.nodeMetaJSON, after.nodeMetaJSON = "", ""
+			}
+			if same, told := reflect.DeepEqual(before, after), strings.Contains(out, "# "+name); same && !told {
+				t.Errorf("%s=%s changes nothing and is not told", name, with[name])
+			}
+		})
 	}
 }
