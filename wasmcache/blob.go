@@ -22,6 +22,9 @@ var isDigest = regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString
 // blob once more.
 const touchEvery = 10 * time.Minute
 
+// hashBuffer is small enough for the processor's cache.
+const hashBuffer = 64 << 10
+
 // stamp tells whether a file is still the one that was hashed.
 type stamp struct {
 	size  int64
@@ -87,7 +90,12 @@ func (s *Store) hash(ctx context.Context, digest string) error {
 		return s.diskError("read module "+digest, err)
 	}
 	h := sha256.New()
-	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, &ctxReader{ctx.Err, f}, make([]byte, 64<<10)); err != nil {
+	buffer, _ := s.buffers.Get().(*[hashBuffer]byte)
+	if buffer == nil {
+		buffer = new([hashBuffer]byte)
+	}
+	defer s.buffers.Put(buffer)
+	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, &ctxReader{ctx.Err, f}, buffer[:]); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -197,6 +197,7 @@ type Store struct {
 	kick     chan struct{} // capacity 1: a blob came, the quota may be exceeded
 	writable atomic.Bool
 	lockless sync.Once // said that there are no locks
+	buffers  sync.Pool // of *[hashBuffer]byte
 
 	pulls     flights[version]
 	downloads flights[brought]
