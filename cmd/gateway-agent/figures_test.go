@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
@@ -154,14 +155,21 @@ func vouched(context.Context, abi.Host, string) abi.Verdict { return abi.Verdict
 func coldPull(b *testing.B, config string, refs []string, check func(context.Context, abi.Host, string) abi.Verdict) cost {
 	b.Helper()
 	a := &app{env: newEnvironment(nil), stdout: io.Discard, stderr: b.Output()}
-	o := &moduleOptions{quiet: true, parallel: 4}
-	o.dataDir, o.registryConfig = tempDir(b), []string{config}
-	o.wasmMaxSize, o.wasmStore = 256<<20, 1<<30
+	dir, o := tempDir(b), &moduleOptions{quiet: true}
+	cmd := &cobra.Command{}
+	o.flags(cmd)
+	o.bringFlags(cmd)
+	if err := cmd.ParseFlags([]string{"--data-dir", dir, "--registry-config", config}); err != nil {
+		b.Fatal(err)
+	}
+	if err := a.settleModules(cmd, o); err != nil {
+		b.Fatal(err)
+	}
 	targets := make([]target, len(refs))
 	for i, ref := range refs {
 		targets[i].url = ref
 	}
-	defer os.RemoveAll(o.dataDir)
+	defer os.RemoveAll(dir)
 	return spent(b, func() {
 		store, err := openStore(&o.settings, slog.New(slog.DiscardHandler), func(c *wasmcache.Config) { c.Check = check })
 		if err != nil {
