@@ -129,6 +129,9 @@ func listenUnix(path string, mode os.FileMode) (net.Listener, error) {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	listener, err := net.Listen("unix", path)
+	if errors.Is(err, os.ErrPermission) {
+		return nil, fmt.Errorf("socket %s: %w: user %d must be able to write to the directory", path, err, os.Geteuid())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}

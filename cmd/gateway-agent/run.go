@@ -95,14 +95,14 @@ func (g *gateway) startError(ctx context.Context, err error) error {
 
 func makeDirs(s *settings) error {
 	if err := os.MkdirAll(s.dataDir, 0o755); err != nil {
-		return fmt.Errorf("--data-dir: %w", err)
+		return fmt.Errorf("--data-dir: %w: make or mount a directory that user %d can write to, or choose another one", err, os.Geteuid())
 	}
 	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
-		return fmt.Errorf("--run-dir: %w", err)
+		return fmt.Errorf("--run-dir: %w: make or mount a directory that user %d can write to, or choose another one", err, os.Geteuid())
 	}
 	for _, path := range []string{s.xdsSocket, s.sdsSocket, s.bootstrapFile} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-			return fmt.Errorf("directory of %s: %w", path, err)
+			return fmt.Errorf("directory of %s: %w: make or mount one that user %d can write to", path, err, os.Geteuid())
 		}
 	}
 	return nil
