@@ -16,7 +16,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG TARGETOS TARGETARCH VERSION=dev
-RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /image/usr/local/bin/gateway-agent ./cmd/gateway-agent
+RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.version=$VERSION" -o /image/usr/local/bin/gateway-agent ./cmd/gateway-agent
 # Under this second name the binary takes pilot-agent's command line. The directories are what it writes to, for a root file
 # system that is read-only they are mounts; 1337 is the user that Istio's injector runs gateways as.
 RUN ln -s gateway-agent /image/usr/local/bin/pilot-agent \

@@ -1,12 +1,14 @@
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
+# gRPC's request tracing keeps the linker from dropping what nobody calls: 7 MiB of binary, 4 MiB of memory.
+TAGS    := grpcnotrace
 LINT    := $(GO) tool -modfile=tools/lint/go.mod
 PKGS    := $(shell $(GO) list ./... 2>/dev/null | grep -v /e2e)
 
 .PHONY: build
 build: ## the agent, as ./gateway-agent
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o gateway-agent ./cmd/gateway-agent
+	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o gateway-agent ./cmd/gateway-agent
 
 .PHONY: demo
 demo: build tools ## remote Wasm into a real Envoy on this machine; ONCE=1 checks it and exits

@@ -299,18 +299,28 @@ func (a *agent) wantBlobs(digests ...string) {
 // wantMemoryBelow looks at the most memory that the agent ever had resident.
 func (a *agent) wantMemoryBelow(limit int) {
 	a.t.Helper()
+	kib := a.memory("VmHWM")
+	if kib<<10 > limit {
+		a.t.Errorf("the agent had %d KiB resident, want at most %d", kib, limit>>10)
+	}
+	a.t.Logf("the agent had at most %d MiB resident", kib>>10)
+}
+
+// memory reads a figure of the agent's process, in KiB.
+func (a *agent) memory(figure string) int {
+	a.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(text), "VmHWM:")
+	_, rest, _ := strings.Cut(string(text), figure+":")
 	fields := strings.Fields(rest)
 	if len(fields) == 0 {
-		a.t.Fatalf("no VmHWM in %s", text)
+		a.t.Fatalf("no %s in %s", figure, text)
 	}
 	kib, err := strconv.Atoi(fields[0])
-	if err != nil || kib<<10 > limit {
-		a.t.Errorf("the agent had %d KiB resident (%v), want at most %d", kib, err, limit>>10)
+	if err != nil {
+		a.t.Fatal(err)
 	}
-	a.t.Logf("the agent had at most %d MiB resident", kib>>10)
+	return kib
 }

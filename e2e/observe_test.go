@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"syscall"
@@ -50,6 +51,20 @@ func TestStatusPages(t *testing.T) {
 	if err := wantCode("http://127.0.0.1:"+port(a.ready)+"/healthz/ready", 200); err != nil {
 		t.Errorf("readiness through Envoy: %v", err)
 	}
+}
+
+// TestIdleMemory: the agent has a small place beside Envoy.
+func TestIdleMemory(t *testing.T) {
+	t.Parallel()
+	a, _ := plainGateway(t)
+	const limit = 40 << 10 // KiB
+	a.eventually(10*time.Second, "an idle agent is small", func() error {
+		if kib := a.memory("VmRSS"); kib > limit {
+			return fmt.Errorf("%d KiB resident, %d of them anonymous; want at most %d", kib, a.memory("RssAnon"), limit)
+		}
+		return nil
+	})
+	t.Logf("%d KiB resident", a.memory("VmRSS"))
 }
 
 func TestReadinessFollowsEnvoy(t *testing.T) {

@@ -78,6 +78,7 @@ func (a *app) run(ctx context.Context, s *settings) error {
 	if err := g.writeBootstrap(ctx); err != nil {
 		return g.startError(ctx, err)
 	}
+	forgetStart()
 	log.Info("gateway-agent started", "version", version, "source", g.sourceText(), "run_dir", s.runDir, "status", s.statusAddress)
 	err := g.serve(ctx)
 	log.Info("gateway-agent ended")

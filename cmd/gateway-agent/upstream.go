@@ -142,7 +142,7 @@ func (g *gateway) openDir() (dial func(context.Context, string) (net.Conn, error
 	if err := g.source.Load(); err != nil {
 		return nil, err
 	}
-	g.inProcess = bufconn.Listen(1 << 20)
+	g.inProcess = bufconn.Listen(64 << 10)
 	return func(ctx context.Context, _ string) (net.Conn, error) { return g.inProcess.DialContext(ctx) }, nil
 }
 

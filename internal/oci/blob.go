@@ -146,11 +146,11 @@ func (u *untold) Read(p []byte) (int, error) {
 
 // download is a body that goes on after its connection broke.
 type download struct {
-	size  int64
-	open  func(at int64) (io.ReadCloser, error)
+	size int64
+	open func(at int64) (io.ReadCloser, error)
 	// elsewhere reports that another place than the one that stalled is asked next.
 	elsewhere func(stall error) bool
-	pause func(time.Duration) error
+	pause     func(time.Duration) error
 
 	from *target // the sender of body
 	body io.ReadCloser
