@@ -97,6 +97,7 @@ type Resolved struct {
 
 	want     want
 	verified bool                                                // open checks a digest
+	digest   string                                              // that it checks, when it is a SHA-256, in hex
 	open     func(context.Context) (io.ReadCloser, int64, error) // the layer or body, and its size
 	op       string
 }
@@ -211,7 +212,7 @@ func (r *Resolved) fetchOnce(ctx context.Context, dst Sink, l limits, progress f
 		return Result{}, broken(r.op, "it is %d bytes to download, more than the limit of %d: raise --wasm-max-size, or make it smaller", total, l.download)
 	}
 	src := &source{inner: body, verified: r.verified, limit: l.download, total: total, progress: progress}
-	digest, size, err := unbox(src, dst, l)
+	digest, size, err := unbox(src, dst, l, r.digest)
 	if err = src.finish(err); err != nil {
 		return Result{}, named(r.op, err)
 	}

@@ -84,7 +84,7 @@ func FuzzUnbox(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		dst := &memorySink{}
 		src := &source{inner: strings.NewReader(string(b)), limit: l.download, total: int64(len(b))}
-		digest, size, err := unbox(src, dst, l)
+		digest, size, err := unbox(src, dst, l, "")
 		if err = src.finish(err); err != nil {
 			if len(err.Error()) > 2000 || strings.ContainsAny(err.Error(), "\n\x00") {
 				t.Errorf("the error is not fit for a log: %q", err)

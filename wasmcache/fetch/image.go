@@ -70,6 +70,9 @@ func (r *Resolved) find(ctx context.Context, from shelf, identifier string, l li
 		return broken(r.op, "its layer is %d bytes, more than the limit of %d: raise --wasm-max-size, or make it smaller", layer.Size, l.download)
 	}
 	r.Size, r.verified = layer.Size, true
+	if layer.Digest.Algorithm == "sha256" {
+		r.digest = layer.Digest.Hex
+	}
 	r.open = func(ctx context.Context) (io.ReadCloser, int64, error) {
 		blob, err := from.Blob(ctx, layer)
 		return blob, layer.Size, underRef(r.op, err)

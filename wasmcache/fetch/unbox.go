@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
@@ -35,8 +36,9 @@ const zstdWindow = 16 << 20
 
 const blockSize = 512 // of tar
 
-// unbox writes the module found in src to dst, whatever it is wrapped in: nothing, tar, gzip or zstd, or tar in one of these.
-func unbox(src io.Reader, dst Sink, l limits) (digest string, size int64, err error) {
+// unbox writes the module found in src to dst, whatever it is wrapped in: nothing, tar, gzip or zstd, or tar in one of these. known is the SHA-256 of
+// all of src when reading it to its end proves that, else "": a module that is wrapped in nothing is not hashed again.
+func unbox(src io.Reader, dst Sink, l limits, known string) (digest string, size int64, err error) {
 	in := bufio.NewReaderSize(src, 64<<10)
 	head, err := peek(in)
 	if err != nil {
@@ -47,14 +49,14 @@ func unbox(src io.Reader, dst Sink, l limits) (digest string, size int64, err er
 		return "", 0, err
 	}
 	if plain == nil {
-		return unpack(in, head, dst, l)
+		return unpack(in, head, dst, l, known)
 	}
 	defer done()
 	in = bufio.NewReaderSize(&bounded{inner: plain, left: l.unpacked, limit: l.unpacked}, 64<<10)
 	if head, err = peek(in); err != nil {
 		return "", 0, unpackError(err)
 	}
-	digest, size, err = unpack(in, head, dst, l)
+	digest, size, err = unpack(in, head, dst, l, "")
 	if err != nil {
 		return "", 0, unpackError(err)
 	}
@@ -96,10 +98,10 @@ func decompress(in io.Reader, head []byte) (io.Reader, func(), error) {
 }
 
 // unpack handles what is inside the compression.
-func unpack(in *bufio.Reader, head []byte, dst Sink, l limits) (string, int64, error) {
+func unpack(in *bufio.Reader, head []byte, dst Sink, l limits, known string) (string, int64, error) {
 	switch {
 	case bytes.HasPrefix(head, []byte(wasmMagic)):
-		m, err := copyModule(in, dst, l.module)
+		m, err := copyModule(in, dst, l.module, known)
 		return m.digest, m.size, err
 	case isTar(head):
 		return untar(in, dst, l)
@@ -152,8 +154,8 @@ type module struct {
 	size   int64
 }
 
-// copyModule copies in to dst when it is a core Wasm module of at most limit bytes.
-func copyModule(in io.Reader, dst Sink, limit int64) (module, error) {
+// copyModule copies in to dst when it is a core Wasm module of at most limit bytes. known is its digest, "" when that has to be found out.
+func copyModule(in io.Reader, dst Sink, limit int64, known string) (module, error) {
 	var head [8]byte
 	if n, err := io.ReadFull(in, head[:]); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
@@ -168,16 +170,19 @@ func copyModule(in io.Reader, dst Sink, limit int64) (module, error) {
 		return module{}, format("it is a WebAssembly component, not a core module: Proxy-Wasm needs a core module (build for wasip1, not wasip2)")
 	}
 	h := sha256.New()
-	out := &sinkWriter{dst: dst}
+	var out io.Writer = &sinkWriter{dst: dst}
+	if known == "" {
+		out = io.MultiWriter(out, h)
+	}
 	body := io.MultiReader(bytes.NewReader(head[:]), in)
-	size, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(out, h)}, io.LimitReader(body, limit+1), make([]byte, 256<<10))
+	size, err := io.CopyBuffer(struct{ io.Writer }{out}, io.LimitReader(body, limit+1), make([]byte, 256<<10))
 	switch {
 	case err != nil:
 		return module{}, err
 	case size > limit:
 		return module{}, tooBig("the module is larger than the limit of %d bytes: raise --wasm-max-size, or make it smaller", limit)
 	}
-	return module{digest: hex.EncodeToString(h.Sum(nil)), size: size}, nil
+	return module{digest: cmp.Or(known, hex.EncodeToString(h.Sum(nil))), size: size}, nil
 }
 
 // sinkWriter marks the sink's own errors.

@@ -107,7 +107,7 @@ func (s *search) take(h *tar.Header, name string, rank int, in io.Reader) error 
 	if err := reset(s.dst); err != nil {
 		return err
 	}
-	m, err := copyModule(in, s.dst, s.limits.module)
+	m, err := copyModule(in, s.dst, s.limits.module, "")
 	if err != nil {
 		return err
 	}
