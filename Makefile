@@ -23,7 +23,7 @@ unit: tools
 	$(GO) test -race -shuffle=on $(PKGS)
 
 .PHONY: e2e
-e2e: build tools
+e2e: build tools istio
 	$(GO) run ./tools/e2e
 
 .PHONY: check
@@ -77,6 +77,15 @@ tools: .tools/registry
 .tools/registry: tools/registry/go.mod
 	@mkdir -p .tools
 	$(GO) -C tools/registry build -o ../../.tools/registry github.com/distribution/distribution/v3/cmd/registry
+
+# The real istiod and pilot-agent, from source: four minutes of compiling the first time. Only the end-to-end suite needs them.
+.PHONY: istio
+istio: .tools/istio/pilot-discovery
+
+.tools/istio/pilot-discovery: tools/istio/go.mod
+	@mkdir -p .tools/istio
+	$(GO) -C tools/istio build -ldflags '-s -w' -o ../../.tools/istio istio.io/istio/pilot/cmd/pilot-agent istio.io/istio/pilot/cmd/pilot-discovery
+	@install -m 644 "$$($(GO) -C tools/istio list -m -f '{{.Dir}}' istio.io/istio)/tools/packaging/common/envoy_bootstrap.json" .tools/istio/envoy_bootstrap_tmpl.json
 
 .PHONY: help
 help:
