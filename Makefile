@@ -23,7 +23,7 @@ unit: tools
 	$(GO) test -race -shuffle=on $(PKGS)
 
 .PHONY: e2e
-e2e: build tools istio
+e2e: build tools envoys istio
 	$(GO) run ./tools/e2e
 
 .PHONY: check
@@ -73,6 +73,10 @@ fuzz-modules: ## what strangers' modules and registries' files go through, for a
 .PHONY: tools
 tools: .tools/registry
 	@ENVOY=$(ENVOY) tools/envoy/install
+
+.PHONY: envoys
+envoys: ## more versions of Envoy, for the end-to-end suite
+	@tools/envoy/install versions
 
 .tools/registry: tools/registry/go.mod
 	@mkdir -p .tools
