@@ -90,7 +90,7 @@ func TestBadInputIsToldOrRefused(t *testing.T) {
 		"header's value":        {func(p *pod) { p.env["CA_HEADER_A"] = "secret\n" }, "", "CA_HEADER_A is ignored"},
 		"header of the cluster": {func(p *pod) { p.env["XDS_HEADER_CLUSTERID"] = "secret" }, "", "XDS_HEADER_CLUSTERID is ignored: ISTIO_META_CLUSTER_ID"},
 		"cluster":               {func(p *pod) { p.env["ISTIO_META_CLUSTER_ID"] = "a\nb" }, "ISTIO_META_CLUSTER_ID", ""},
-		"no account":            {func(p *pod) { delete(p.env, "SERVICE_ACCOUNT") }, "", "SERVICE_ACCOUNT is not set: the CA cannot be asked"},
+		"no account":            {func(p *pod) { delete(p.env, "SERVICE_ACCOUNT") }, "", "SERVICE_ACCOUNT is not set, and the token does not tell"},
 		"tilde":                 {func(p *pod) { p.args = []string{"--domain", "a~b"} }, "would break the node id", ""},
 		"labels":                {func(p *pod) { p.files["/etc/istio/pod/labels"] = "a=\"b\"\nc=d\n" }, "", "./etc/istio/pod/labels: line 2: c has no quoted value"},
 		"duration":              {func(p *pod) { p.env["SECRET_TTL"] = "1 day" }, "", `SECRET_TTL="1 day" is not a duration`},
@@ -203,11 +203,18 @@ func TestReachingIstiod(t *testing.T) {
 	if diff := cmp.Diff(want, s.ControlPlane.Header); diff != "" || s.ControlPlane.ServerName != "name" {
 		t.Errorf("control plane %+v: %s", s.ControlPlane, diff)
 	}
-	if s.CA.Header["X-B"] != "2" || s.CA.Header["X-A"] != "" || !s.CA.Plaintext || s.CA.Address != "ca:15010" || s.CA.ServerName != "name" {
+	if s.CA.Header["X-B"] != "2" || s.CA.Header["X-A"] != "" || !s.CA.Plaintext || s.CA.Address != "ca:15010" || s.CA.ServerName != "ca" {
 		t.Errorf("CA %+v", s.CA)
 	}
-	if s.CA.TokenFile != "/var/run/secrets/kubernetes.io/serviceaccount/token" {
-		t.Errorf("token %s, want the service account's", s.CA.TokenFile)
+	if s.CA.TokenFile != "/var/run/secrets/tokens/istio-token" || s.ControlPlane.TokenFile != s.CA.TokenFile {
+		t.Errorf("first-party-jwt: token %s, want istiod's, which is there", s.CA.TokenFile)
+	}
+	s = must(t, func(p *pod) {
+		p.env["JWT_POLICY"], p.env["ISTIOD_SAN"] = "first-party-jwt", "name"
+		delete(p.files, "/var/run/secrets/tokens/istio-token")
+	})
+	if s.CA.TokenFile != "/var/run/secrets/kubernetes.io/serviceaccount/token" || s.CA.ServerName != "name" {
+		t.Errorf("first-party-jwt without a token for istiod: %+v, want the service account's token; the CA's name is istiod's", s.CA)
 	}
 	s = must(t, func(p *pod) { p.env["PROV_CERT"] = "/p" })
 	if s.CA.CertFile != "/p/cert-chain.pem" || s.ControlPlane.KeyFile != "/p/key.pem" {

@@ -42,7 +42,7 @@ func (m *mapping) mapControlPlane() {
 	m.out.CA = m.out.ControlPlane
 	m.out.CA.Address = m.caAddress(address)
 	m.out.CA.Plaintext = strings.HasSuffix(m.out.CA.Address, ":"+plaintextPort)
-	m.out.CA.ServerName = m.nameOf(m.out.CA.Address)
+	m.out.CA.ServerName = m.caName(address)
 	m.out.CA.RootFile = m.caRoot()
 	m.out.CA.Header = m.header(caHeaderPrefix)
 	m.out.ReportHealth = m.proxy.GetReadinessProbe() != nil
@@ -61,12 +61,22 @@ func (m *mapping) caAddress(without string) string {
 }
 
 // serverName is the name in istiod's certificate.
-func (m *mapping) serverName() string { return m.nameOf(m.proxy.GetDiscoveryAddress()) }
-
-func (m *mapping) nameOf(address string) string {
+func (m *mapping) serverName() string {
 	if name := m.in.Env["ISTIOD_SAN"]; name != "" {
 		return name
 	}
+	return hostName(m.proxy.GetDiscoveryAddress())
+}
+
+// caName is the name in the CA's: istiod's own, unless the CA is somewhere else.
+func (m *mapping) caName(istiod string) string {
+	if m.out.CA.Address == istiod {
+		return m.serverName()
+	}
+	return hostName(m.out.CA.Address)
+}
+
+func hostName(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		host = address
@@ -104,17 +114,6 @@ func (m *mapping) header(prefix string) map[string]string {
 		header = all
 	}
 	return header
-}
-
-func (m *mapping) tokenFile() string {
-	switch policy := m.in.Env["JWT_POLICY"]; policy {
-	case "", "third-party-jwt":
-	case "first-party-jwt":
-		return kubernetesToken
-	default:
-		m.warn("JWT_POLICY=%q is neither third-party-jwt nor first-party-jwt: the first is used", policy)
-	}
-	return istioToken
 }
 
 // xdsRoot is the file with the CAs that may sign istiod's certificate, "" for the system's.
@@ -189,10 +188,11 @@ func (m *mapping) mapIdentity() {
 }
 
 func (m *mapping) workload() Workload {
+	namespace, account := m.whose()
 	w := Workload{
 		TrustDomain:    m.text("TRUST_DOMAIN", clusterDomain),
-		Namespace:      m.in.Env["POD_NAMESPACE"],
-		ServiceAccount: m.in.Env["SERVICE_ACCOUNT"],
+		Namespace:      namespace,
+		ServiceAccount: account,
 		CertSigner:     m.metaText("CERT_SIGNER", ""),
 		TTL:            m.duration("SECRET_TTL", 24*time.Hour),
 		GraceRatio:     m.ratio("SECRET_GRACE_PERIOD_RATIO", 0.5),
@@ -203,6 +203,7 @@ func (m *mapping) workload() Workload {
 		PKCS8:          m.flag("PKCS8_KEY"),
 		CRLFile:        m.abs(istioCRL),
 		OutputDir:      m.abs(m.in.Env["OUTPUT_CERTS"]),
+		OutputShared:   m.in.Env["KUBERNETES_SERVICE_HOST"] != "",
 	}
 	if algorithm := m.in.Env["ECC_SIGNATURE_ALGORITHM"]; algorithm != "" && algorithm != "ECDSA" {
 		m.warn("ECC_SIGNATURE_ALGORITHM=%q: only ECDSA is known, it is used", algorithm)
@@ -212,9 +213,6 @@ func (m *mapping) workload() Workload {
 	if w.Curve != "P256" && w.Curve != "P384" {
 		m.warn("ECC_CURVE=%q is neither P256 nor P384: P256 is used", w.Curve)
 		w.Curve = "P256"
-	}
-	if w.ServiceAccount == "" {
-		m.warn("SERVICE_ACCOUNT is not set: the CA cannot be asked for a certificate")
 	}
 	return w
 }

@@ -74,8 +74,8 @@ type Server struct {
 // Workload is whose certificate is asked for, and how.
 type Workload struct {
 	TrustDomain    string
-	Namespace      string
-	ServiceAccount string
+	Namespace      string // "" = not known
+	ServiceAccount string // "" = not known
 	CertSigner     string
 	TTL            time.Duration
 	GraceRatio     float64 // the last part of a lifetime in which it is renewed
@@ -86,6 +86,7 @@ type Workload struct {
 	PKCS8          bool
 	CRLFile        string // revocation lists, used while it exists
 	OutputDir      string // where the certificate is written for others; "" = nowhere
+	OutputShared   bool   // any user may read the key there: in a pod, other containers run as other users
 }
 
 // Statistics is what Envoy keeps and how it is labelled.
