@@ -103,8 +103,8 @@ func (n *istiodConn) received(raw []byte) error {
 		if err := n.accept(r.Node); err != nil {
 			return err
 		}
-	} else if r.Node != nil {
-		n.mistake("the node is told again", r)
+	} else if r.Node != nil && !proto.Equal(r.Node, n.node) { // Envoy up to 1.37 repeats it in delta streams
+		n.mistake("another node is told", r)
 	}
 	return n.request(r)
 }

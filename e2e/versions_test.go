@@ -1,0 +1,243 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"golang.org/x/sys/unix"
+)
+
+const podTCP = podAddress + ":9000"
+
+// drainDelay is how long a pod accepts connections in these tests, however it is told so.
+const drainDelay = 3 * time.Second
+
+// envoyVersion is an Envoy of tools/envoy/versions.txt, or the suite's own, and a way to tell a pod how to end that is tried with it.
+type envoyVersion struct {
+	name     string
+	noWasm   bool
+	proxy    map[string]any
+	env      map[string]string
+	announce bool // POST /drain a while before SIGTERM, as a preStop hook does
+}
+
+var envoyVersions = []envoyVersion{
+	{name: "1.36.4", proxy: map[string]any{"terminationDrainDuration": "3s"}},
+	{
+		name: "1.37.0", proxy: map[string]any{"terminationDrainDuration": "100s"},
+		env: map[string]string{"EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true", "MINIMUM_DRAIN_DURATION": "3s"},
+	},
+	{
+		name: "1.38.3", noWasm: true, proxy: map[string]any{"terminationDrainDuration": "100s"},
+		env: map[string]string{"TERMINATION_DRAIN_DURATION_SECONDS": "3"},
+	},
+	{name: "1.39.3", proxy: map[string]any{"terminationDrainDuration": "3s"}, announce: true},
+	{name: "pinned", proxy: map[string]any{"terminationDrainDuration": "3s"}},
+}
+
+func (v envoyVersion) path(t *testing.T) string {
+	t.Helper()
+	if v.name == "pinned" {
+		return envoyBinary
+	}
+	path := filepath.Join(filepath.Dir(envoyBinary), "envoys", v.name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v: run make envoys", err)
+	}
+	return path
+}
+
+// newContainerOf is a container with another Envoy, and with a drain time of listeners that is shorter than any of these drains.
+func newContainerOf(t *testing.T, v envoyVersion) *container {
+	t.Helper()
+	c := newContainer(t)
+	bind(t, v.path(t), filepath.Join(c.root, "usr/local/bin/envoy"), unix.MS_RDONLY)
+	c.proxy["drainDuration"] = "1s"
+	return c
+}
+
+// TestPodDrains: whatever a client does while a gateway ends, it may end it, with every Envoy; and what does not end by itself is cut on time.
+func TestPodDrains(t *testing.T) {
+	t.Parallel()
+	for _, v := range envoyVersions {
+		t.Run(v.name, func(t *testing.T) {
+			if !inSpace(t) {
+				return
+			}
+			c := newContainerOf(t, v)
+			maps.Copy(c.proxy, v.proxy)
+			maps.Copy(c.env, v.env)
+			origin := startPatient(t)
+			c.set(origin.items()...)
+			c.start()
+			c.agent.waitReady()
+			c.wantDrained(origin, v.announce)
+
+			maps.DeleteFunc(c.env, func(name, _ string) bool { return v.env[name] != "" })
+			c.proxy["terminationDrainDuration"] = "1s"
+			c.set(startPatient(t).items()...)
+			c.start()
+			c.agent.waitReady()
+			c.wantCut()
+		})
+	}
+}
+
+// clients are what is going on in a gateway while it is told to end.
+type clients struct {
+	t    *testing.T
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	last time.Time // when the last one was done
+}
+
+// run has a client do something that must not fail.
+func (c *clients) run(name string, do func() error) {
+	c.wg.Go(func() {
+		if err := do(); err != nil {
+			c.t.Errorf("%s: %v", name, err)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.last = time.Now()
+	})
+}
+
+// begin starts all that lasts until the origin releases it, and what asks again and again until noticed is closed.
+func (c *clients) begin(origin *patient, noticed <-chan struct{}) {
+	for name, caller := range map[string]*caller{"HTTP/1": newCaller(1, false), "HTTPS/1": newCaller(1, true), "h2c": newCaller(2, false), "h2": newCaller(2, true)} {
+		c.run(name+" long request", func() error { return caller.ask("/held", "end") })
+		c.run(name+" long response", func() error { return caller.ask("/drip", "end") })
+		c.run(name+" steady requests", func() error { return caller.steady(noticed) })
+	}
+	c.run("TCP", func() error { return talkTCP(origin.released) })
+	c.run("WebSocket", func() error { return talkWebSocket(origin.released) })
+	c.run("gRPC", func() error { return talkGRPC(c.t.Context(), origin.released) })
+}
+
+// wantDrained ends the container under every kind of client.
+func (c *container) wantDrained(origin *patient, announce bool) {
+	t := c.t
+	t.Helper()
+	idle := map[string]*caller{"HTTP/1": newCaller(1, false), "HTTPS/1": newCaller(1, true), "h2c": newCaller(2, false), "h2": newCaller(2, true)}
+	waking := map[string]*caller{"HTTP/1": newCaller(1, false), "HTTPS/1": newCaller(1, true), "h2c": newCaller(2, false), "h2": newCaller(2, true)}
+	for _, callers := range []map[string]*caller{idle, waking} {
+		for name, caller := range callers {
+			if err := caller.ask("/", "origin"); err != nil {
+				t.Fatalf("%s before the end: %v", name, err)
+			}
+		}
+	}
+	noticed := make(chan struct{})
+	all := &clients{t: t}
+	all.begin(origin, noticed)
+	time.Sleep(5 * beat)
+
+	began := time.Now()
+	if announce {
+		c.postDrain()
+		time.Sleep(time.Second)
+	}
+	c.agent.signal(syscall.SIGTERM)
+	time.Sleep(time.Until(began.Add(drainDelay - 500*time.Millisecond)))
+	close(noticed)
+	c.agent.eventually(3*time.Second, "nothing listens any more", func() error {
+		return wantRefused(podPlain, podEdge, podTCP)
+	})
+	if since := time.Since(began); since < drainDelay-100*time.Millisecond {
+		t.Errorf("nothing listens any more after %v, want %v", since, drainDelay)
+	}
+	for name, caller := range waking {
+		if err := caller.ask("/", "origin"); err != nil {
+			t.Errorf("%s, a request on a connection that was idle: %v", name, err)
+		}
+	}
+	time.Sleep(time.Until(began.Add(drainDelay + 1200*time.Millisecond)))
+	close(origin.released)
+	all.wg.Wait()
+	if code := c.agent.wait(10 * time.Second); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if took := time.Since(all.last); took > 2*time.Second {
+		t.Errorf("the container ended %v after its last client was done, want less than 2 s", took)
+	} else {
+		t.Logf("the container ended %v after SIGTERM, %v after its last client was done", time.Since(began), took)
+	}
+	for name, caller := range idle {
+		conns, ends := caller.ended()
+		if conns != 1 || slices.ContainsFunc(ends, func(err error) bool { return !errors.Is(err, io.EOF) }) {
+			t.Errorf("%s, an idle client: %d connections, ended by %v; want one, and no reset", name, conns, ends)
+		}
+	}
+}
+
+func wantRefused(addresses ...string) error {
+	for _, address := range addresses {
+		if _, err := handshake(address); !errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("%s: %v", address, err)
+		}
+	}
+	return nil
+}
+
+// postDrain asks as a preStop hook does, from within the pod.
+func (c *container) postDrain() {
+	c.t.Helper()
+	response, err := http.Post("http://127.0.0.1:15020/drain", "", http.NoBody)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		c.t.Fatalf("POST /drain = %s", response.Status)
+	}
+}
+
+// wantCut ends a container, whose deadline is three seconds, under clients that never come to their end, and with the signal twice.
+func (c *container) wantCut() {
+	t := c.t
+	t.Helper()
+	never := make(chan struct{})
+	works := map[string]func() error{
+		"request": func() error { return newCaller(1, false).ask("/held", "end") },
+		"TCP":     func() error { return talkTCP(never) }, "WebSocket": func() error { return talkWebSocket(never) },
+		"gRPC": func() error { return talkGRPC(t.Context(), never) },
+	}
+	var cut sync.WaitGroup
+	began := time.Now().Add(time.Second)
+	for name, work := range works {
+		cut.Go(func() {
+			err := work()
+			if took := time.Since(began); err == nil || took < 2900*time.Millisecond {
+				t.Errorf("%s ended %v after SIGTERM with %v, want the deadline of 3 s", name, took, err)
+			}
+		})
+	}
+	time.Sleep(time.Until(began))
+	c.agent.signal(syscall.SIGTERM)
+	time.Sleep(500 * time.Millisecond)
+	c.agent.signal(syscall.SIGTERM)
+	code := c.agent.wait(10 * time.Second)
+	took := time.Since(began)
+	if code != 0 || took > 5*time.Second {
+		t.Errorf("exit code %d after %v; want 0, soon after 3 s", code, took)
+	}
+	cut.Wait()
+	if log := c.agent.log.String(); !strings.Contains(log, "cut.requests=2 cut.upgrades=1 cut.tcp=1") {
+		t.Error("the log does not say what was cut")
+	}
+	t.Logf("cut off, the container ended after %v", took)
+}
