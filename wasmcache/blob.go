@@ -121,35 +121,6 @@ func (r *ctxReader) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-// quarantined is the record of a damaged blob.
-type quarantined struct {
-	Digest string    `json:"digest"`
-	Reason string    `json:"reason"`
-	Since  time.Time `json:"since"`
-}
-
-// quarantine takes a damaged blob out of use, keeping the file for whoever wants to know what happened to it.
-func (s *Store) quarantine(ctx context.Context, digest string, bad *damagedError) {
-	l, err := s.lock(ctx, blobLock(digest), nil)
-	defer l.unlock()
-	if now, err := s.root.Lstat(blobName(digest)); err != nil || !os.SameFile(now, bad.file) {
-		return // another process did it
-	}
-	s.cfg.Log.Error("damaged module in the store: quarantined, it will be pulled again", "digest", digest, "err", bad)
-	s.metrics.quarantined.Inc()
-	s.verified.Remove(digest)
-	if err == nil {
-		err = s.root.Rename(blobName(digest), path.Join(quarantineDir, digest))
-		if err != nil {
-			err = errors.Join(err, s.root.RemoveAll(blobName(digest)))
-		}
-	}
-	record := quarantined{Digest: digest, Reason: bad.reason, Since: time.Now()}
-	if err := errors.Join(err, s.writeJSON(path.Join(quarantineDir, digest+".json"), record)); err != nil {
-		s.cfg.Log.Warn("cannot write to the quarantine", "digest", digest, "err", err)
-	}
-}
-
 // touch notes a use: in memory always, on disk now and then, so that the order of last use survives a restart.
 func (s *Store) touch(digest string) {
 	now := time.Now()

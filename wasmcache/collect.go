@@ -61,9 +61,10 @@ func (s *Store) checkWritable() {
 
 // candidate is a blob that may be removed.
 type candidate struct {
-	digest string
-	size   int64
-	used   time.Time
+	digest  string
+	size    int64
+	used    time.Time
+	damaged bool // it is in the quarantine, since the time of use
 }
 
 // policy says what is too old and what is too much.
@@ -83,14 +84,15 @@ func (s *Store) collect(pins map[string]bool) {
 	// The clock of an agent that was down did not run for its modules.
 	removed := s.reduce(policy{olderThan: s.cfg.Expiry, notBefore: s.started, maxBytes: s.cfg.Quota, grace: s.grace()}, pins)
 	for _, c := range removed {
-		s.cfg.Log.Info("unused module removed", "digest", c.digest, "bytes", c.size, "last_used", c.used)
+		s.cfg.Log.Info("unused module removed", "digest", c.digest, "bytes", c.size, "last_used", c.used, "damaged", c.damaged)
 		s.metrics.collected.Inc()
 	}
 }
 
-// reduce removes by a policy, the least recently used first; never what is pinned or in use, by whatever process.
+// reduce removes by a policy, first what is damaged, then the least recently used; never what is pinned or in use, by whatever process.
 func (s *Store) reduce(p policy, pins map[string]bool) (removed []candidate) {
 	free, total := s.candidates(pins)
+	removed, total = s.reduceQuarantine(p, total)
 	now := time.Now()
 	preloaded := sync.OnceValue(s.preloaded)
 	for _, c := range free {

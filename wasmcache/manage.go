@@ -43,7 +43,7 @@ func (s *Store) policy(o PruneOptions) policy {
 	return p
 }
 
-// Prune removes modules and returns them, the least recently used first. What a process uses, this one or another, stays.
+// Prune removes modules and returns them: first the damaged ones, then the least recently used. What a process uses, this one or another, stays.
 func (s *Store) Prune(o PruneOptions) ([]ModuleStatus, error) {
 	if !o.DryRun && !s.writable.Load() {
 		return nil, s.diskError("remove modules", fs.ErrPermission)
@@ -51,7 +51,7 @@ func (s *Store) Prune(o PruneOptions) ([]ModuleStatus, error) {
 	refs := s.refsByDigest()
 	removed := []ModuleStatus{}
 	for _, c := range s.reduce(s.policy(o), s.pinned()) {
-		removed = append(removed, ModuleStatus{Digest: c.digest, Size: c.size, LastUsed: c.used, Refs: refs[c.digest]})
+		removed = append(removed, ModuleStatus{Digest: c.digest, Size: c.size, LastUsed: c.used, Refs: refs[c.digest], Damaged: c.damaged})
 	}
 	return removed, nil
 }

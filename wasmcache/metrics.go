@@ -24,7 +24,7 @@ func newMetrics() *metrics {
 		return prometheus.NewDesc("gateway_agent_wasm_"+name, help, nil, nil)
 	}
 	m := &metrics{
-		bytes:       gauge("store_bytes", "Bytes of modules in the store."),
+		bytes:       gauge("store_bytes", "Bytes of modules in the store, damaged ones included."),
 		modules:     gauge("store_modules", "Modules in the store."),
 		running:     gauge("pulls_running", "Pulls that are running now."),
 		hits:        counter("store_hits_total", "Requests that the store answered without a network."),
@@ -80,7 +80,7 @@ func (s *Store) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (s *Store) Collect(out chan<- prometheus.Metric) {
-	var bytes int64
+	bytes := s.quarantineSize()
 	names := s.names(blobDir)
 	for _, digest := range names {
 		if info, err := s.root.Lstat(blobName(digest)); err == nil {

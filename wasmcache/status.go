@@ -12,7 +12,7 @@ import (
 type Status struct {
 	Dir        string             `json:"dir"`
 	Writable   bool               `json:"writable"`
-	Bytes      int64              `json:"bytes"`
+	Bytes      int64              `json:"bytes"` // of modules, damaged ones included
 	Quota      int64              `json:"quota"`
 	Modules    []ModuleStatus     `json:"modules"`
 	Pulls      []PullStatus       `json:"pulls,omitempty"`
@@ -28,8 +28,10 @@ type ModuleStatus struct {
 	// Pinned says that a process that shares the store uses it now.
 	Pinned bool `json:"pinned,omitempty"`
 	// Preloaded says that the operator put it there, for everybody.
-	Preloaded bool            `json:"preloaded,omitempty"`
-	Verdicts  []VerdictStatus `json:"verdicts,omitempty"`
+	Preloaded bool `json:"preloaded,omitempty"`
+	// Damaged says that it is in the quarantine, and since when instead of when it was used; only Prune tells of such ones.
+	Damaged  bool            `json:"damaged,omitempty"`
+	Verdicts []VerdictStatus `json:"verdicts,omitempty"`
 }
 
 // VerdictStatus is what the checker said of a module.
@@ -57,7 +59,7 @@ type QuarantineStatus struct {
 
 // Status reads the directory; it does not hash anything.
 func (s *Store) Status() Status {
-	st := Status{Dir: s.dir, Writable: s.writable.Load(), Quota: s.cfg.Quota, Modules: []ModuleStatus{}}
+	st := Status{Dir: s.dir, Writable: s.writable.Load(), Bytes: s.quarantineSize(), Quota: s.cfg.Quota, Modules: []ModuleStatus{}}
 	refs, pins, preloaded := s.refsByDigest(), s.pinned(), s.preloaded()
 	for _, digest := range s.names(blobDir) {
 		info, err := s.root.Lstat(blobName(digest))

@@ -109,6 +109,9 @@ func (s *screen) moduleCells(m wasmcache.ModuleStatus) []string {
 	if m.Preloaded {
 		state = append(state, "preloaded")
 	}
+	if m.Damaged {
+		return []string{short(m.Digest), size(m.Size), "found " + s.since(m.LastUsed) + " ago", s.bad("damaged")}
+	}
 	return []string{short(m.Digest), size(m.Size), "used " + s.since(m.LastUsed) + " ago", strings.Join(state, ", ")}
 }
 
