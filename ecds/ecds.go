@@ -67,6 +67,7 @@ type State interface {
 type Config struct {
 	Modules      Modules                                   // required
 	State        State                                     // nil: nothing outlives the process
+	Owner        string                                    // whose State is: what another owner saved is not used; "": anybody's is
 	Hold         time.Duration                             // how long a plugin that never worked is waited for before the policy filter; default 10 s
 	PolicyModule func(allow bool) (path string, err error) // the built-in Wasm filter for listeners that allow no RBAC type; nil: none
 	OnLive       func(resource string)                     // told when Envoy runs what the control plane wants; must not block; nil: nobody

@@ -55,7 +55,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	m := newMachine(cfg.Hold, nil, rand.Float64)
-	m.retryMax = cfg.RetryMax
+	m.retryMax, m.owner = cfg.RetryMax, cfg.Owner
 	return &Engine{cfg: cfg, events: newInbox[event](), seen: newInbox[observation](), m: m}, nil
 }
 
@@ -138,7 +138,9 @@ func (e *Engine) load() {
 		err = e.m.restore(time.Now(), data)
 		n := len(e.m.entries)
 		e.mu.Unlock()
-		if err != nil {
+		if other, ok := errors.AsType[*otherOwner](err); ok {
+			e.cfg.Log.Warn("extension state in this directory is another agent's, starting without it", "owner", other.owner, "self", e.cfg.Owner)
+		} else if err != nil {
 			e.cfg.Log.Warn("saved extension state is damaged, starting with what could be used", "resources", n, "err", err)
 		}
 	})

@@ -19,6 +19,7 @@ type machine struct {
 	policyModule func(allow bool) (string, error)
 	rand         func() float64 // in [0,1), for jitter
 	maxState     int            // bytes on disk
+	owner        string         // whose state on disk is
 
 	sessions map[uint64]*session
 	entries  map[key]*entry
@@ -231,7 +232,7 @@ func (m *machine) accept(e *entry, f *form) {
 
 func (m *machine) reject(now time.Time, e *entry, s *session, sub *subscription, f *form, err error) {
 	m.rejects++
-	text := scrub(envoyText(err), e.secret())
+	text := e.scrub(envoyText(err))
 	sub.rejects = append(sub.rejects, reject{f.hash, text})
 	if len(sub.rejects) > maxRejects {
 		sub.rejects = slices.Delete(sub.rejects, 0, 1)
@@ -247,11 +248,12 @@ func (m *machine) reject(now time.Time, e *entry, s *session, sub *subscription,
 	}
 }
 
-func (e *entry) secret() []byte {
+// scrub makes a text fit for everybody's eyes.
+func (e *entry) scrub(text string) string {
 	if e.wanted == nil {
-		return nil
+		return text
 	}
-	return e.wanted.blueprint.secret()
+	return e.wanted.blueprint.scrub(text)
 }
 
 func sorted(sessions map[uint64]*session) []*session {

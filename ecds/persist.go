@@ -20,6 +20,7 @@ const maxState = 64 << 20
 
 type savedState struct {
 	Version int          `json:"version"`
+	Owner   string       `json:"owner,omitempty"`
 	Entries []savedEntry `json:"entries"`
 }
 
@@ -44,7 +45,7 @@ type savedEntry struct {
 
 // snapshot is what belongs on disk. left counts the resources that did not fit.
 func (m *machine) snapshot() (data []byte, left int, err error) {
-	out := savedState{Version: stateVersion, Entries: []savedEntry{}}
+	out := savedState{Version: stateVersion, Owner: m.owner, Entries: []savedEntry{}}
 	size := 0
 	for _, e := range m.sortedEntries() {
 		if e.good == nil || e.good.kind == kindOther {
@@ -70,6 +71,11 @@ func saved(e *entry) savedEntry {
 	}
 }
 
+// otherOwner is a snapshot of somebody else's plugins. Their names mean nothing here, and their configuration is nobody's business.
+type otherOwner struct{ owner string }
+
+func (e *otherOwner) Error() string { return fmt.Sprintf("it is of %q", e.owner) }
+
 // restore starts from a snapshot. Entries that cannot be used are left out; the error names them.
 func (m *machine) restore(now time.Time, data []byte) error {
 	if len(data) == 0 {
@@ -84,6 +90,9 @@ func (m *machine) restore(now time.Time, data []byte) error {
 	}
 	if in.Version != stateVersion {
 		return fmt.Errorf("it has version %d, this agent reads %d", in.Version, stateVersion)
+	}
+	if in.Owner != m.owner && in.Owner != "" && m.owner != "" {
+		return &otherOwner{in.Owner}
 	}
 	var errs []error
 	for _, s := range in.Entries {

@@ -149,3 +149,27 @@ func TestIdleEntriesAreBounded(t *testing.T) {
 		t.Error("not the oldest were dropped")
 	}
 }
+
+func TestStateOfAnotherOwner(t *testing.T) {
+	r := newRig(t)
+	r.m.owner = "mine"
+	r.open(1, "p")
+	r.live(1, 1, v1)
+	data, _, err := r.m.snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for owner, want := range map[string]int{"mine": 1, "another": 0, "": 1} {
+		later := newRig(t)
+		later.m.owner = owner
+		err := later.m.restore(later.now, data)
+		if len(later.m.entries) != want || (err == nil) != (want == 1) || len(later.m.pins()) != want {
+			t.Errorf("owner %q: %d entries, pins %v, %v; want %d", owner, len(later.m.entries), later.m.pins(), err, want)
+		}
+	}
+	later := newRig(t)
+	later.m.owner = "mine"
+	if err := later.m.restore(later.now, savedBy(t, v1)); err != nil || len(later.m.entries) != 1 {
+		t.Errorf("saved before there were owners: %d entries, %v", len(later.m.entries), err)
+	}
+}

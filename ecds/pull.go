@@ -144,7 +144,7 @@ func versionOf(upstream string, hash sum) string {
 
 func (m *machine) pullFailed(now time.Time, e *entry, err error) {
 	m.failures++
-	fail := &failure{text: scrub(shorten(err.Error(), 2*maxEnvoyText), e.secret())}
+	fail := &failure{text: e.scrub(shorten(err.Error(), 2*maxEnvoyText))}
 	if p, ok := errors.AsType[interface {
 		error
 		Permanent() bool

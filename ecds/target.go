@@ -168,7 +168,8 @@ func (e *entry) worked(sub *subscription) bool {
 func (e *entry) problem(hold time.Duration) string {
 	switch {
 	case e.wanted == nil:
-		return fmt.Sprintf("the control plane has not sent this resource (waited %s)", hold)
+		return fmt.Sprintf("the control plane has not sent this resource (waited %s): see whether the plugin exists there, "+
+			"and whether it knows this node's cluster (metadata CLUSTER_ID)", hold)
 	case e.wanted.err != nil:
 		return e.wanted.err.Error()
 	case e.rejected != nil && e.ready != nil && e.rejected.hash == e.ready.hash:

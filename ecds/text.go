@@ -24,16 +24,21 @@ func shorten(s string, n int) string {
 	return s[:n]
 }
 
-// scrub removes a pull secret, and the parts of it that are secret by themselves, from a text about it.
-func scrub(text string, secret []byte) string {
-	s := strings.TrimSpace(string(secret))
+// scrub removes a pull secret, and the parts of it that are secret by themselves, from a text about the resource. Its registry is named in
+// both, and is none.
+func (b *blueprint) scrub(text string) string {
+	s := string(b.secret())
 	if s == "" {
 		return text
 	}
 	text = strings.ReplaceAll(text, s, "…")
+	host := ""
+	if u, err := url.Parse(b.ref.URL); err == nil {
+		host = u.Host
+	}
 	for _, word := range strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune("\"{}[],: \t\r\n", r) }) {
 		// Short words are JSON's own keys (auths, auth, username…) and common names; a password this short protects nothing.
-		if len(word) >= 8 && word != "username" && word != "password" {
+		if len(word) >= 8 && word != "username" && word != "password" && !strings.Contains(host, word) {
 			text = strings.ReplaceAll(text, word, "…")
 		}
 	}

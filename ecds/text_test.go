@@ -25,6 +25,26 @@ func TestEnvoyText(t *testing.T) {
 	}
 }
 
+// TestScrub: the registry is in the secret and in what is said of it; it may be seen, and nothing else.
+func TestScrub(t *testing.T) {
+	secret := `{"auths":{"registry.example.com:5000":{"username":"robot-account","password":"hunter2hunter2","auth":"cm9ib3Q6aHVudGVy"}}}` + "\n"
+	b := &blueprint{ref: &Reference{URL: "oci://registry.example.com:5000/team/m:v1", PullSecret: []byte(secret)}}
+	in := "read registry.example.com:5000/team/m:v1: 401 for robot-account, hunter2hunter2, cm9ib3Q6aHVudGVy"
+	if got, want := b.scrub(in), "read registry.example.com:5000/team/m:v1: 401 for …, …, …"; got != want {
+		t.Errorf("scrub(%q) = %q, want %q", in, got, want)
+	}
+	if got := b.scrub("it is " + secret); strings.Contains(got, "hunter2") || strings.Contains(got, "robot") {
+		t.Errorf("the whole secret: %q", got)
+	}
+	b.ref.URL = "oci://[::1/x"
+	if got := b.scrub(in); strings.Contains(got, "hunter2") || strings.Contains(got, "example.com") {
+		t.Errorf("without a host: %q", got)
+	}
+	if got := new(blueprint).scrub(in); got != in {
+		t.Errorf("without a secret: %q", got)
+	}
+}
+
 func TestPublicURL(t *testing.T) {
 	for in, want := range map[string]string{
 		"oci://r/i:1":                    "oci://r/i:1",

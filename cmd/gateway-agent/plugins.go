@@ -41,7 +41,7 @@ func (g *gateway) buildPlugins() (err error) {
 		Log:          g.part("ecds"),
 	}
 	if g.dataLock != nil {
-		config.State = stateFile(s.data("plugins.json"))
+		config.State, config.Owner = stateFile(s.data("plugins.json")), s.nodeID+" of "+g.sourceText()
 	}
 	if g.source != nil {
 		config.OnLive = g.source.ExtensionLive
