@@ -11,8 +11,8 @@ import (
 	"github.com/gateway-agent/gateway-agent/envoy"
 )
 
-// version is set at link time for a release; see the Makefile.
-var version = "dev"
+// version and revision are set at link time; see the Makefile.
+var version, revision = "dev", ""
 
 type versions struct {
 	Agent  string `json:"agent"`
@@ -58,6 +58,9 @@ func (a *app) printVersion(v versions, output string) error {
 }
 
 func commit() string {
+	if revision != "" {
+		return revision
+	}
 	info, _ := debug.ReadBuildInfo()
 	if info == nil {
 		return ""
