@@ -62,7 +62,10 @@ var volumesOf = map[string]bool{
 // defaults.
 func newContainer(t *testing.T) *container { return newContainerIn(t, fourth) }
 
-func newContainerIn(t *testing.T, n network) *container {
+func newContainerIn(t *testing.T, n network) *container { return newContainerFrom(t, n, image) }
+
+// newContainerFrom makes one whose root a function has made, as image does.
+func newContainerFrom(t *testing.T, n network, image func(t *testing.T, root, hosts string) (seal func())) *container {
 	t.Helper()
 	space := os.Getenv(spaceVariable)
 	c := &container{

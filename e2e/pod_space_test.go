@@ -186,14 +186,14 @@ func bind(t *testing.T, source, target string, flags uintptr) {
 	mountAt(t, "", target, "", unix.MS_BIND|unix.MS_REMOUNT|kept|flags, "")
 }
 
-// image makes the container's root as a small image has it: two programs, what Envoy is linked with, roots, users, devices. It is
-// read-only once the returned function was called.
+// image makes the container's root as a small image has it: two programs, what Envoy is linked with, roots, users. It is read-only once the
+// returned function was called.
 func image(t *testing.T, root, hosts string) (seal func()) {
 	t.Helper()
 	makeDirs(t, root)
 	mountAt(t, "image", root, "tmpfs", 0, "mode=0755")
 	in := func(name string) string { return filepath.Join(root, name) }
-	makeDirs(t, in("proc"), in("tmp"), in("run"), in("dev/shm"), in("etc/ssl/certs"), in("usr/local/bin"), in("var/lib"))
+	makeDirs(t, in("tmp"), in("run"), in("etc/ssl/certs"), in("usr/local/bin"), in("var/lib"))
 	for _, name := range []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64"} {
 		share(t, name, in(name))
 	}
@@ -202,15 +202,23 @@ func image(t *testing.T, root, hosts string) (seal func()) {
 		makeFile(t, in(name), "", 0o755)
 		bind(t, source, in(name), unix.MS_RDONLY)
 	}
+	link(t, "gateway-agent", in("usr/local/bin/pilot-agent"))
+	link(t, "../run", in("var/run"))
+	makeFile(t, in("etc/passwd"), "root:x:0:0::/:\nistio-proxy:x:1337:1337::/:\n", 0o644)
+	makeFile(t, in("etc/nsswitch.conf"), "hosts: files\n", 0o644)
+	return furnish(t, root, hosts)
+}
+
+// furnish adds what container runtimes add to an image: devices, a place for /proc, the hosts file.
+func furnish(t *testing.T, root, hosts string) (seal func()) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(root, name) }
+	makeDirs(t, in("proc"), in("dev/shm"), in("etc"))
 	for _, name := range []string{"null", "zero", "full", "random", "urandom"} {
 		makeFile(t, in("dev/"+name), "", 0o666)
 		mountAt(t, "/dev/"+name, in("dev/"+name), "", unix.MS_BIND, "")
 	}
 	mountAt(t, "shm", in("dev/shm"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=64m,mode=1777")
-	link(t, "gateway-agent", in("usr/local/bin/pilot-agent"))
-	link(t, "../run", in("var/run"))
-	makeFile(t, in("etc/passwd"), "root:x:0:0::/:\nistio-proxy:x:1337:1337::/:\n", 0o644)
-	makeFile(t, in("etc/nsswitch.conf"), "hosts: files\n", 0o644)
 	makeFile(t, in("etc/hosts"), hosts, 0o644)
 	return func() { mountAt(t, "", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "") }
 }
