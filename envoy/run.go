@@ -23,6 +23,7 @@ func (e *CrashError) Error() string {
 // asked for, with a *CrashError when Envoy failed more often than it may. Envoy exiting by itself is a failure, whatever its status.
 func (s *Supervisor) Run(ctx context.Context) error {
 	defer s.update(func(st *Status) { st.stopped() })
+	s.warnOfLater()
 	b := budget{allowed: s.c.Restarts, window: s.c.RestartWindow}
 	for first := true; ; first = false {
 		exit, asked, err := s.runOnce(ctx, first)
@@ -37,6 +38,13 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		if !s.pause(ctx, wait) {
 			return nil
 		}
+	}
+}
+
+func (s *Supervisor) warnOfLater() {
+	_, ignored := withoutLater(s.c.Args, s.c.Version)
+	for _, flag := range ignored {
+		s.log.Warn("envoy is too old for a flag, which is left out", "flag", flag, "version", s.c.Version, "since", laterFlags[flag])
 	}
 }
 

@@ -41,7 +41,7 @@ type Config struct {
 	Admin       string   // where the bootstrap puts the admin: a unix socket's absolute path, at most 107 bytes, or HOST:PORT; required
 	Concurrency int      // worker threads; 0 = Envoy's choice
 	LogLevel    string   // Envoy's level at start, one of its own names; default "warning"
-	Args        []string // more arguments, after our own
+	Args        []string // more arguments, after our own; those that came with a later version than this one are left out, with a warning
 	Env         []string // environment as KEY=value; nil = the agent's
 
 	Stdout io.Writer    // Envoy's standard output; a file is inherited, so access logs never pass through the agent; default os.Stdout
@@ -208,5 +208,6 @@ func (s *Supervisor) args() []string {
 	if s.c.Concurrency > 0 {
 		args = append(args, "--concurrency", strconv.Itoa(s.c.Concurrency))
 	}
-	return append(args, s.c.Args...)
+	more, _ := withoutLater(s.c.Args, s.c.Version)
+	return append(args, more...)
 }

@@ -15,9 +15,8 @@ import (
 const MinVersion = "1.30"
 
 const (
-	minMajor, minMinor = 1, 30
-	versionTimeout     = 10 * time.Second
-	maxToolOutput      = 64 << 10 // bytes kept of what --version or --mode validate print
+	versionTimeout = 10 * time.Second
+	maxToolOutput  = 64 << 10 // bytes kept of what --version or --mode validate print
 )
 
 const howToGet = `get Envoy ` + MinVersion + ` or newer from your distribution's packages, with the func-e tool, from an Envoy container image, ` +
@@ -80,14 +79,24 @@ func parseVersion(out string) (Version, bool) {
 	return Version{Commit: m[1], Number: m[2], Build: m[3]}, true
 }
 
-func (v Version) supported() bool {
-	parts := strings.SplitN(v.Number, ".", 3)
+func (v Version) supported() bool { return v.atLeast(MinVersion) }
+
+// atLeast says whether v is MAJOR.MINOR or newer. What is no version is not.
+func (v Version) atLeast(least string) bool {
+	major, minor, ok := release(v.Number)
+	leastMajor, leastMinor, leastOK := release(least)
+	return ok && leastOK && (major > leastMajor || major == leastMajor && minor >= leastMinor)
+}
+
+// release reads the first two numbers of a version.
+func release(number string) (major, minor int, ok bool) {
+	parts := strings.SplitN(number, ".", 3)
+	if len(parts) < 2 {
+		return 0, 0, false
+	}
 	major, errMajor := strconv.Atoi(parts[0])
 	minor, errMinor := strconv.Atoi(parts[1])
-	if errMajor != nil || errMinor != nil {
-		return false
-	}
-	return major > minMajor || major == minMajor && minor >= minMinor
+	return major, minor, errMajor == nil && errMinor == nil
 }
 
 // quoted is the start of what a tool printed, as the end of an error's text.
