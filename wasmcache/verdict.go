@@ -32,6 +32,8 @@ func (s *Store) vouch(ctx context.Context, a *ask, digest string) (warning strin
 	switch {
 	case v.Outcome == abi.Good:
 		return text, nil
+	case v.Outcome == abi.Broken && a.host.Known && !a.host.Wasm:
+		return "", permanentError(a.ref.String(), "module %s (sha256 %s) cannot run: %s: run an Envoy that has one", a.ref, digest, v.Reason)
 	case v.Outcome == abi.Broken && a.host.Known:
 		return "", permanentError(a.ref.String(), "module %s (sha256 %s) %s: build it for this Envoy, or pin another version", a.ref, digest, v.Reason)
 	case v.Outcome == abi.CannotSay && s.cfg.Unvouched == UnvouchedRefuse:

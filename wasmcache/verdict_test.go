@@ -39,6 +39,19 @@ func TestVerdictsAreKept(t *testing.T) {
 	}
 }
 
+// TestNoRuntime: nothing can be done about the module.
+func TestNoRuntime(t *testing.T) {
+	r := registrytest.New(t)
+	r.Push(t, "any", "v1", registrytest.WasmToOCI(core("any", 100)))
+	var checks atomic.Int64
+	s := open(t, t.TempDir(), counter(&checks, abi.Verdict{Outcome: abi.Broken, Reason: "this Envoy was built without a Wasm runtime"}))
+	defer s.Close()
+	host := envoy
+	host.Wasm = false
+	_, err := s.Get(t.Context(), Request{URL: r.Ref("any:v1"), Host: host})
+	wantError(t, err, true, "module "+r.Ref("any:v1"), "cannot run: this Envoy was built without a Wasm runtime: run an Envoy that has one")
+}
+
 func TestCannotSay(t *testing.T) {
 	r, dir := registrytest.New(t), t.TempDir()
 	r.Push(t, "unsure", "v1", registrytest.WasmToOCI(core("unsure", 100)))
