@@ -18,6 +18,8 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"golang.org/x/sys/unix"
+
+	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
 
 const podTCP = podAddress + ":9000"
@@ -69,6 +71,76 @@ func newContainerOf(t *testing.T, v envoyVersion) *container {
 	return c
 }
 
+// TestPodServesWithEveryEnvoy: the bootstrap with all that ProxyConfig can put into it, secrets, a plugin, and another process after a crash.
+func TestPodServesWithEveryEnvoy(t *testing.T) {
+	t.Parallel()
+	for _, v := range envoyVersions {
+		t.Run(v.name, func(t *testing.T) {
+			if !inSpace(t) {
+				return
+			}
+			reg := startRegistry(t)
+			reg.push("hello:v1", helloModule(t, "v1"))
+			p := istioPlugin("hello", reg.uri("hello:v1"), "every", "1")
+			if v.noWasm {
+				p.policy = "FAIL_OPEN"
+			}
+			c := newContainerOf(t, v)
+			maps.Copy(c.proxy, everyTelemetry())
+			c.secured, c.plugin = true, &p
+			edge := c.ca.Issue(t, testca.Leaf{Hosts: []string{"edge.test"}})
+			c.istiod.SetSecret(edgeSecret, "ingress", edge.CertPEM, edge.KeyPEM)
+			c.publish()
+			c.start()
+			served := func() error {
+				if v.noWasm {
+					return errors.Join(wantHeader(podURL, "x-route", "one"), c.peer(c.ca, c.ca))
+				}
+				return errors.Join(wantHeader(podURL, "x-hello", "every"), c.peer(c.ca, c.ca))
+			}
+			c.agent.eventually(compiled, "everything is served", served)
+			c.agent.waitReady()
+			c.wantEdge(edge)
+			if v.noWasm {
+				c.wantNoRuntime(p)
+			}
+			_, envoy := c.processes()
+			if err := syscall.Kill(envoy, syscall.SIGKILL); envoy == 0 || err != nil {
+				t.Fatalf("kill Envoy %d: %v", envoy, err)
+			}
+			waitGone(t, envoy, time.Second)
+			t.Logf("everything is served %v after a crash", c.agent.eventually(compiled, "everything is served again", served))
+		})
+	}
+}
+
+// everyTelemetry is what ProxyConfig can have Envoy do beside its work. Nobody answers at these addresses.
+func everyTelemetry() map[string]any {
+	return map[string]any{
+		"tracing":               map[string]any{"zipkin": map[string]any{"address": "127.0.0.1:9411"}, "sampling": 1},
+		"statsdUdpAddress":      "127.0.0.1:8125",
+		"envoyMetricsService":   map[string]any{"address": "127.0.0.1:8126"},
+		"envoyAccessLogService": map[string]any{"address": "127.0.0.1:8127", "tlsSettings": map[string]any{"mode": "ISTIO_MUTUAL"}},
+		"proxyStatsMatcher":     map[string]any{"inclusionRegexps": []string{".*wasm.*"}},
+		"extraStatTags":         []string{"some_tag"},
+		"runtimeValues":         map[string]any{"some.feature": "true"},
+		"fileFlushMinSizeKb":    4,
+		"fileFlushInterval":     "2s",
+	}
+}
+
+// wantNoRuntime: an Envoy that cannot run any plugin is told of as such.
+func (c *container) wantNoRuntime(p plugin) {
+	c.t.Helper()
+	cmd := containerCommand(c.t, c.root, c.environment(), "/usr/local/bin/gateway-agent", "status", "--run-dir", "/etc/istio/proxy")
+	out, err := cmd.CombinedOutput()
+	for _, want := range []string{p.name, "this Envoy was built without a Wasm runtime: run an Envoy that has one"} {
+		if err != nil || !strings.Contains(string(out), want) {
+			c.t.Errorf("status (%v) lacks %q:\n%s", err, want, out)
+		}
+	}
+}
+
 // TestPodDrains: whatever a client does while a gateway ends, it may end it, with every Envoy; and what does not end by itself is cut on time.
 func TestPodDrains(t *testing.T) {
 	t.Parallel()
@@ -116,26 +188,34 @@ func (c *clients) run(name string, do func() error) {
 	})
 }
 
-// begin starts all that lasts until the origin releases it, and what asks again and again until noticed is closed.
-func (c *clients) begin(origin *patient, noticed <-chan struct{}) {
-	for name, caller := range map[string]*caller{"HTTP/1": newCaller(1, false), "HTTPS/1": newCaller(1, true), "h2c": newCaller(2, false), "h2": newCaller(2, true)} {
+// begin starts all that lasts until the origin releases it, and what asks again and again until noticed is closed; it returns those that
+// only ask.
+func (c *clients) begin(origin *patient, noticed <-chan struct{}) (steady map[string]*caller) {
+	steady = callers()
+	for name, caller := range callers() {
 		c.run(name+" long request", func() error { return caller.ask("/held", "end") })
 		c.run(name+" long response", func() error { return caller.ask("/drip", "end") })
-		c.run(name+" steady requests", func() error { return caller.steady(noticed) })
+		c.run(name+" requests beside them", func() error { return caller.steady(noticed) })
+		c.run(name+" steady requests", func() error { return steady[name].steady(noticed) })
 	}
 	c.run("TCP", func() error { return talkTCP(origin.released) })
 	c.run("WebSocket", func() error { return talkWebSocket(origin.released) })
 	c.run("gRPC", func() error { return talkGRPC(c.t.Context(), origin.released) })
+	return steady
+}
+
+// callers are one client of each kind of HTTP.
+func callers() map[string]*caller {
+	return map[string]*caller{"HTTP/1": newCaller(1, false), "HTTPS/1": newCaller(1, true), "h2c": newCaller(2, false), "h2": newCaller(2, true)}
 }
 
 // wantDrained ends the container under every kind of client.
 func (c *container) wantDrained(origin *patient, announce bool) {
 	t := c.t
 	t.Helper()
-	idle := map[string]*caller{"HTTP/1": newCaller(1, false), "HTTPS/1": newCaller(1, true), "h2c": newCaller(2, false), "h2": newCaller(2, true)}
-	waking := map[string]*caller{"HTTP/1": newCaller(1, false), "HTTPS/1": newCaller(1, true), "h2c": newCaller(2, false), "h2": newCaller(2, true)}
-	for _, callers := range []map[string]*caller{idle, waking} {
-		for name, caller := range callers {
+	idle, waking := callers(), callers()
+	for _, all := range []map[string]*caller{idle, waking} {
+		for name, caller := range all {
 			if err := caller.ask("/", "origin"); err != nil {
 				t.Fatalf("%s before the end: %v", name, err)
 			}
@@ -143,7 +223,7 @@ func (c *container) wantDrained(origin *patient, announce bool) {
 	}
 	noticed := make(chan struct{})
 	all := &clients{t: t}
-	all.begin(origin, noticed)
+	steady := all.begin(origin, noticed)
 	time.Sleep(5 * beat)
 
 	began := time.Now()
@@ -154,6 +234,11 @@ func (c *container) wantDrained(origin *patient, announce bool) {
 	c.agent.signal(syscall.SIGTERM)
 	time.Sleep(time.Until(began.Add(drainDelay - 500*time.Millisecond)))
 	close(noticed)
+	for name, caller := range steady {
+		if conns, _ := caller.ended(); conns < 5 {
+			t.Errorf("%s: %d connections since SIGTERM, want many: each response, or GOAWAY, tells to close", name, conns)
+		}
+	}
 	c.agent.eventually(3*time.Second, "nothing listens any more", func() error {
 		return wantRefused(podPlain, podEdge, podTCP)
 	})
