@@ -42,12 +42,16 @@ func (g *gateway) buildIdentity() (err error) {
 	s := g.settings
 	config := identity.Config{
 		Server: g.secrets, Choice: g.choice, CRL: s.identityCRL, Log: g.part("identity"),
-		Authority: s.caAddress, ID: s.identityID, Life: s.identityLife, GraceRatio: s.identityGrace, Jitter: s.identityJitter,
+		Authority: s.caAddress, ID: s.identityID, OpenID: s.identityOpen, Life: s.identityLife, GraceRatio: s.identityGrace, Jitter: s.identityJitter,
 		Key: s.identityKey, RSABits: s.identityBits, PKCS8: s.identityPKCS8, Output: s.identityOutput,
+		OutputShared: s.identityShared, BundleToo: s.identityTrust,
 		Tokens: nonEmpty(s.caTokenFile, s.caCert), RootFiles: nonEmpty(s.caCA),
 	}
 	if s.identityJitter == 0 {
 		config.Jitter = -1
+	}
+	if s.identityGrace == 0 {
+		config.GraceRatio = -1
 	}
 	if s.identityKeep && g.dataLock != nil {
 		config.Keep = s.data("identity.pem")

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gateway-agent/gateway-agent/internal/istio"
-	"github.com/gateway-agent/gateway-agent/sds/identity"
 )
 
 // drainPatience is how long requests in flight may take to end after the delay.
@@ -126,7 +125,7 @@ func (p *proxyCall) merge(mapped istio.Settings, dir string, env environment) er
 		given = append(given, func() error { return flag.Value.Set(value) })
 	})
 	fromIstio(p.settings, mapped)
-	p.settings.identityFiles = identity.Mounted(dir)
+	p.settings.identityFiles = mountedFiles(mapped, dir)
 	var problems []error
 	for _, set := range given {
 		problems = append(problems, set())

@@ -29,6 +29,9 @@ func (a *app) istioInput(ctx context.Context, args istio.Args, positional []stri
 		return input, fmt.Errorf("working directory: %w", err)
 	}
 	input.Interfaces, err = interfaces(ctx, a.env["INSTANCE_IP"] == "")
+	if ctx.Err() != nil {
+		return input, quietError{0} // asked to stop, before there was anything to stop
+	}
 	return input, err
 }
 

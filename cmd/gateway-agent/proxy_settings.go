@@ -63,9 +63,13 @@ func headerPairs(header map[string]string) []string {
 func identityFromIstio(s *settings, in istio.Settings) {
 	w := in.Workload
 	s.identity, s.identitySocket = identity.Auto, in.WorkloadSocket
-	if in.WorkloadSocketMust {
+	switch {
+	case in.WorkloadSocketMust:
 		s.identity = identity.External
+	case in.WorkloadGKE:
+		s.identity = identity.Files
 	}
+	s.identityOpen, s.identityShared, s.identityTrust = true, w.OutputShared, in.TrustToo
 	s.identityLife, s.identityGrace, s.identityJitter = w.TTL, w.GraceRatio, w.GraceJitter
 	s.identityKey, s.identityBits = keyKind(w), w.RSABits
 	s.identityPKCS8, s.identityOutput, s.identityCRL = w.PKCS8, w.OutputDir, w.CRLFile
@@ -77,6 +81,14 @@ func identityFromIstio(s *settings, in istio.Settings) {
 	s.caCA, s.caServerName, s.caCert, s.caKey = in.CA.RootFile, in.CA.ServerName, in.CA.CertFile, in.CA.KeyFile
 	s.caTokenFile, s.caTokenOptional, s.caTokenPlaintext = in.CA.TokenFile, true, in.CA.PlaintextToken
 	s.caHeader = headerPairs(in.CA.Header)
+}
+
+// mountedFiles is where the workload's certificate may be mounted, below the working directory.
+func mountedFiles(in istio.Settings, dir string) []identity.Triple {
+	if in.WorkloadGKE {
+		return []identity.Triple{identity.MountedByGKE(dir)}
+	}
+	return identity.Mounted(dir)
 }
 
 func keyKind(w istio.Workload) string {

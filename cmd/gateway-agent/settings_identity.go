@@ -26,6 +26,9 @@ type identitySettings struct {
 	identityKeep   bool
 	identityOutput string
 	identityCRL    string
+	identityOpen   bool // no flags, as the next two: the CA knows namespace and account where identityID has none
+	identityShared bool // everybody may read the key in identityOutput
+	identityTrust  bool // whom the control plane says to trust counts beside mounted roots
 
 	caAddress    string
 	caCA         string

@@ -19,6 +19,7 @@ const (
 	caHeaderPrefix  = "CA_HEADER_"
 	plaintextPort   = "15010"
 	istiodName      = "istiod.istio-system.svc"
+	gkeProvider     = "GkeWorkloadCertificate"
 )
 
 // mapControlPlane says how istiod is reached, for configuration and for certificates.
@@ -46,6 +47,7 @@ func (m *mapping) mapControlPlane() {
 	m.out.CA.RootFile = m.caRoot()
 	m.out.CA.Header = m.header(caHeaderPrefix)
 	m.out.ReportHealth = m.proxy.GetReadinessProbe() != nil
+	m.out.TrustToo = m.flag("PROXY_CONFIG_XDS_AGENT")
 }
 
 // caAddress is istiod's, unless CA_ADDR says another.
@@ -180,7 +182,8 @@ func (m *mapping) mapIdentity() {
 	m.out.WorkloadSocket = m.abs(filepath.Join(workloadSDS, name))
 	m.out.WorkloadSocketMust = name != workloadSockName // who names another one wants that issuer, not istiod's CA instead
 	m.out.Workload = m.workload()
-	if m.flag("FILE_MOUNTED_CERTS") {
+	m.out.WorkloadGKE = m.in.Env["CA_PROVIDER"] == gkeProvider
+	if m.out.WorkloadGKE || m.flag("FILE_MOUNTED_CERTS") {
 		m.out.CA, m.out.WorkloadSocket, m.out.WorkloadSocketMust = Server{}, "", false
 		return
 	}
@@ -219,7 +222,7 @@ func (m *mapping) workload() Workload {
 
 // checkProviders tells of providers that this agent has not.
 func (m *mapping) checkProviders() {
-	if provider := m.in.Env["CA_PROVIDER"]; provider != "" && provider != "Citadel" && provider != "GkeWorkloadCertificate" {
+	if provider := m.in.Env["CA_PROVIDER"]; provider != "" && provider != "Citadel" {
 		m.warn("CA_PROVIDER=%q is not known here: certificates are asked for as Citadel's, at %s", provider, m.out.CA.Address)
 	}
 	if fetcher := m.in.Env["CREDENTIAL_FETCHER_TYPE"]; fetcher != "" && fetcher != "JWT" {

@@ -14,6 +14,7 @@ type Settings struct {
 	Workload     Workload
 
 	ReportHealth bool // ProxyConfig has a readiness probe: istiod wants to know
+	TrustToo     bool // whom istiod says to trust (PCDS) counts beside mounted roots
 	NameTable    bool // a DNS server was asked for; this agent has none
 
 	RunDir             string // sockets that pilot-agent has not
@@ -23,6 +24,7 @@ type Settings struct {
 	SDSSocket          string
 	WorkloadSocket     string // where somebody else's SDS server may serve the workload's certificate; may be SDSSocket
 	WorkloadSocketMust bool   // nobody else shall
+	WorkloadGKE        bool   // nor anything but the files of Google's platform
 	CredentialSocket   string // somebody else's SDS server for gateway certificates (sds://…); "" = none
 	AdminAddress       string // host:port
 	StatusAddress      string

@@ -130,7 +130,7 @@ func (c *Client) ask(ctx context.Context, p proof, csr []byte, life time.Duratio
 		return nil, fmt.Errorf("cert signer: %w", err)
 	}
 	answer, err := pb.NewIstioCertificateServiceClient(conn).CreateCertificate(ctx, &pb.IstioCertificateRequest{
-		Csr: string(csr), ValidityDuration: int64(life / time.Second), Metadata: metadata,
+		Csr: string(csr), ValidityDuration: int64((life + time.Second - 1) / time.Second), Metadata: metadata,
 	}, grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
 		return nil, c.explain(err)
@@ -172,6 +172,8 @@ func hints(code codes.Code, text string) string {
 	switch {
 	case code == codes.Unauthenticated:
 		return "is the token fresh, for this authority's audience, and is the cluster id the one the authority knows?"
+	case code == codes.InvalidArgument && strings.Contains(text, "TTL"):
+		return "ask for a shorter lifetime: --identity-life, or SECRET_TTL in an Istio gateway"
 	case code == codes.PermissionDenied:
 		return "the authority knows the caller but does not let it have this identity"
 	case code == codes.Unimplemented:

@@ -211,6 +211,23 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// Lifetimes that the protocol, which counts seconds, or the authority cannot have.
+func TestOddLifetimes(t *testing.T) {
+	r := newRig(t, xdstest.CAConfig{Tokens: []string{"good"}})
+	c, err := New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ life, want time.Duration }{{time.Nanosecond, time.Second}, {1500 * time.Millisecond, 2 * time.Second}, {time.Hour, time.Hour}} {
+		if _, err := c.Sign(t.Context(), request(t), tc.life, nil); err != nil || r.last(t).Life != tc.want {
+			t.Errorf("a life of %v: %v, asked for %v, want %v", tc.life, err, r.last(t).Life, tc.want)
+		}
+	}
+	if _, err := c.Sign(t.Context(), request(t), 10000*time.Hour, nil); err == nil || !strings.Contains(err.Error(), "SECRET_TTL") {
+		t.Errorf("a life longer than the authority grants: %v, want the setting named", err)
+	}
+}
+
 func TestNobodyAndNothingThere(t *testing.T) {
 	dead, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -23,6 +23,7 @@ type loop struct {
 	looked        time.Time // when files were last looked at
 	tokens, roots string    // what the files held then
 
+	mounted   *mountedRoots // in place of the authority's; nil: none
 	sent      published
 	unkept    bool      // something is to be kept on disk
 	unwritten bool      // something is to be written to Output
@@ -54,6 +55,9 @@ type outcome struct {
 // runCA obtains and renews a certificate until ctx ends.
 func (w *Workload) runCA(ctx context.Context) {
 	l := &loop{Workload: w, remarked: map[string]bool{}}
+	if root := w.cfg.Choice.Files.Root; root != "" {
+		l.mounted = &mountedRoots{Workload: w, path: root}
+	}
 	l.look(time.Now())
 	l.restore(time.Now())
 	var wg sync.WaitGroup

@@ -60,6 +60,8 @@ func TestRenewalTimes(t *testing.T) {
 	}{
 		"a day":             {24 * time.Hour, 0, 0, 0.39, 0.61},
 		"late":              {24 * time.Hour, 0.2, -1, 0.79, 0.81},
+		"as late as can be": {24 * time.Hour, -1, -1, 0.94, 0.96},
+		"as early":          {24 * time.Hour, 1, -1, 0.04, 0.06},
 		"minutes":           {5 * time.Minute, 0, 0, 0.39, 0.64},
 		"less than backdat": {90 * time.Second, 0, 0, 0.39, 0.66}, // its authority lets it begin two minutes before the issue
 	} {

@@ -102,13 +102,27 @@ func (c *credential) checkID(want *url.URL) error {
 		return fmt.Errorf("the certificate has the URIs %.200q: want one SPIFFE id", fmt.Sprint(c.leaf.URIs))
 	}
 	got := c.leaf.URIs[0]
-	if got.Path != want.Path {
+	if !fits(got.Path, want.Path) {
 		return fmt.Errorf("the certificate is for %.200q, wanted is %q: are namespace and service account those of the token?", got, want)
 	}
 	if got.Host != want.Host {
 		c.remarks = append(c.remarks, fmt.Sprintf("the authority's trust domain is %.200q and ours %q: set ours to the same", got.Host, want.Host))
 	}
 	return nil
+}
+
+// fits compares paths; a part of want that is empty may be anything.
+func fits(got, want string) bool {
+	parts, wanted := strings.Split(got, "/"), strings.Split(want, "/")
+	if len(parts) != len(wanted) {
+		return false
+	}
+	for i := range parts {
+		if wanted[i] != "" && wanted[i] != parts[i] {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *credential) checkChain(now time.Time) error {

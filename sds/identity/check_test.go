@@ -17,7 +17,7 @@ import (
 
 func mustID(t testing.TB, id string) *url.URL {
 	t.Helper()
-	u, err := parseID(id)
+	u, err := parseID(id, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestParseID(t *testing.T) {
 		"spiffe://" + "td/%zz":              "SPIFFE id",
 		ID("td", "ns", "sa\nCertSigner: x"): "SPIFFE id",
 	} {
-		_, err := parseID(id)
+		_, err := parseID(id, false)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("parseID(%q): %v, want %q", id, err, want)
 		}

@@ -20,7 +20,10 @@ const (
 )
 
 // Triple is a certificate chain, its key, and the roots that peers are checked with: three PEM files.
-type Triple struct{ Cert, Key, Root string }
+type Triple struct {
+	Cert, Key, Root string
+	Whole           bool // where there is an authority, a part of it is as good as nothing
+}
 
 // Places is where an identity may come from.
 type Places struct {
@@ -40,18 +43,25 @@ type Choice struct {
 	Why    string // in words
 }
 
+const spiffeFiles = "var/run/secrets/workload-spiffe-credentials"
+
 // Mounted is where platforms mount a workload's certificate, below root, which is / outside of tests.
 func Mounted(root string) []Triple {
-	triple := func(dir, cert, key, ca string) Triple {
-		dir = filepath.Join(root, dir)
-		return Triple{filepath.Join(dir, cert), filepath.Join(dir, key), filepath.Join(dir, ca)}
-	}
-	const spiffe = "var/run/secrets/workload-spiffe-credentials"
 	return []Triple{
-		triple(spiffe, "cert-chain.pem", "key.pem", "root-cert.pem"),
-		triple(spiffe, "certificates.pem", "private_key.pem", "ca_certificates.pem"), // GKE
-		triple("etc/certs", "cert-chain.pem", "key.pem", "root-cert.pem"),
+		triple(root, spiffeFiles, "cert-chain.pem", "key.pem", "root-cert.pem", true),
+		MountedByGKE(root),
+		triple(root, "etc/certs", "cert-chain.pem", "key.pem", "root-cert.pem", false),
 	}
+}
+
+// MountedByGKE is the one of them that Google's platform uses.
+func MountedByGKE(root string) Triple {
+	return triple(root, spiffeFiles, "certificates.pem", "private_key.pem", "ca_certificates.pem", true)
+}
+
+func triple(root, dir, cert, key, ca string, whole bool) Triple {
+	dir = filepath.Join(root, dir)
+	return Triple{filepath.Join(dir, cert), filepath.Join(dir, key), filepath.Join(dir, ca), whole}
 }
 
 // row is a line of the table of sources.
@@ -125,7 +135,8 @@ func allPaths(files []Triple) []string {
 
 func mountedFiles(p *Places) (Choice, bool) {
 	for _, f := range p.Files {
-		if exists(f.Cert) && exists(f.Key) && !sameDir(filepath.Dir(f.Cert), p.Output) {
+		there := exists(f.Cert) && exists(f.Key) && (exists(f.Root) || !f.Whole || !p.CA)
+		if there && !sameDir(filepath.Dir(f.Cert), p.Output) {
 			return Choice{Files: f, Why: "files are mounted at " + filepath.Dir(f.Cert)}, true
 		}
 	}
@@ -151,7 +162,7 @@ func authority(p *Places) (Choice, bool) {
 	}
 	choice := Choice{Why: "nothing else is there, and a certificate authority is configured"}
 	for _, f := range p.Files {
-		if exists(f.Root) && !exists(f.Cert) && !sameDir(filepath.Dir(f.Root), p.Output) {
+		if !f.Whole && exists(f.Root) && !exists(f.Cert) && !sameDir(filepath.Dir(f.Root), p.Output) {
 			choice.Files.Root = f.Root // mounted alone
 			choice.Why += "; " + f.Root + " is mounted and replaces its root"
 			break

@@ -187,11 +187,18 @@ func readPrivate(path string) ([]byte, error) {
 
 // sumFiles is what files hold, in short; a file that cannot be read counts as empty.
 func sumFiles(paths []string) string {
-	sum := sha256.New()
+	var all [][]byte
 	for _, path := range paths {
-		data := readInput(path)
-		fmt.Fprintf(sum, "%d ", len(data))
-		sum.Write(data)
+		all = append(all, readInput(path))
+	}
+	return sumTexts(all...)
+}
+
+func sumTexts(texts ...[]byte) string {
+	sum := sha256.New()
+	for _, text := range texts {
+		fmt.Fprintf(sum, "%d ", len(text))
+		sum.Write(text)
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }

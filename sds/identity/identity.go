@@ -65,18 +65,22 @@ type Config struct {
 	Poll   time.Duration // how often files and sockets are looked at; default 1 s
 	Log    *slog.Logger  // default: discards
 
+	Output       string // directory that cert-chain.pem, key.pem and root-cert.pem are written to, unless a server has them; default none
+	OutputShared bool   // everybody may read key.pem there; default: its owner alone
+	BundleToo    bool   // the control plane's trust bundle counts beside mounted roots; default: mounted roots are all there are
+
 	// For an authority.
 	Signer      Signer        // required
 	Authority   string        // name of what Signer asks, such as its address: a kept identity of another one is not used
 	ID          string        // SPIFFE id, from [ID]; required
+	OpenID      bool          // namespace and account in ID may be empty: the authority knows them; default: they may not
 	Life        time.Duration // what is asked for; default 24 h
-	GraceRatio  float64       // share of the life left when a renewal is due, up to 1; default 0.5
+	GraceRatio  float64       // share of the life left when a renewal is due, up to 1; default 0.5, negative: as little as is safe
 	Jitter      float64       // share of the life by which that varies; default 0.1, negative: none
 	Key         string        // KeyP256, KeyP384 or KeyRSA; default KeyP256
 	RSABits     int           // default 2048
 	PKCS8       bool          // private keys are written as PKCS#8; default: in the form of their kind
 	Keep        string        // file that the identity is kept in, mode 0600, so that a restart finds it; default: not kept
-	Output      string        // directory that cert-chain.pem, key.pem and root-cert.pem are written to; default none
 	Tokens      []string      // files whose change makes a failed request be repeated at once: tokens, client certificates
 	RootFiles   []string      // files whose change means that the authority's root changes: a new certificate is asked for
 	RootOverlap time.Duration // how long at most a root that the authority no longer uses is trusted; default 24 h, negative: not at all
@@ -144,17 +148,17 @@ func (w *Workload) checkCA(cfg *Config) (errs []error) {
 	if cfg.Signer == nil {
 		errs = append(errs, errors.New("no certificate authority"))
 	}
-	if w.id, err = parseID(cfg.ID); err != nil {
+	if w.id, err = parseID(cfg.ID, cfg.OpenID); err != nil {
 		errs = append(errs, err)
 	}
 	if w.spec, err = cfg.keySpec(); err != nil {
 		errs = append(errs, err)
 	}
-	if cfg.GraceRatio < 0 || cfg.GraceRatio > 1 || cfg.Jitter > 1 {
+	if !(cfg.GraceRatio <= 1) || !(cfg.Jitter <= 1) { // nor no number at all
 		errs = append(errs, fmt.Errorf("grace ratio %v and jitter %v must be shares, between 0 and 1", cfg.GraceRatio, cfg.Jitter))
 	}
 	cfg.Life = cmp.Or(cfg.Life, defaultLife)
-	cfg.GraceRatio = cmp.Or(cfg.GraceRatio, defaultGrace)
+	cfg.GraceRatio = max(cmp.Or(cfg.GraceRatio, defaultGrace), 0)
 	cfg.Jitter = cmp.Or(cfg.Jitter, defaultJitter)
 	cfg.RootOverlap = cmp.Or(cfg.RootOverlap, defaultOverlap)
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
@@ -222,13 +226,19 @@ func (w *Workload) SetTrustBundle(texts []string) error {
 	if !changed {
 		return nil
 	}
-	if w.cfg.Choice.Source == CA && w.cfg.Choice.Files.Root == "" {
+	if w.usesBundle() {
 		w.log.Info("trust bundle of the control plane has changed", "certificates", len(all))
 	} else {
 		w.log.Warn("trust bundle of the control plane is not used: the roots come from elsewhere", "source", w.cfg.Choice.Source, "certificates", len(all))
 	}
 	w.nudge()
 	return nil
+}
+
+// usesBundle says whether the control plane's trust bundle counts.
+func (w *Workload) usesBundle() bool {
+	c := w.cfg.Choice
+	return c.Source == CA && c.Files.Root == "" || c.Files.Root != "" && w.cfg.BundleToo
 }
 
 func (w *Workload) nudge() {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,6 +76,8 @@ func TestNewRefuses(t *testing.T) {
 		"huge key":  {func(c *Config) { c.Key, c.RSABits = KeyRSA, 1<<20 }, "choose 2048 to 8192"},
 		"grace":     {func(c *Config) { c.GraceRatio = 1.1 }, "must be shares"},
 		"jitter":    {func(c *Config) { c.Jitter = 1.1 }, "must be shares"},
+		"no number": {func(c *Config) { c.GraceRatio = math.NaN() }, "must be shares"},
+		"nor this":  {func(c *Config) { c.Jitter = math.NaN() }, "must be shares"},
 		"life":      {func(c *Config) { c.Life = -1 }, "must not be negative"},
 		"path":      {func(c *Config) { c.Keep = "kept" }, "must be absolute"},
 		"two":       {func(c *Config) { c.Server, c.ID = nil, "" }, "no server for the secrets\nSPIFFE"},
@@ -92,7 +95,7 @@ func TestMountedFilesAndCRL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		crl := filepath.Join(dir, "crl.pem")
-		r := &rig{t: t, cfg: Config{Choice: Choice{Source: Files, Files: Triple{"/m/cert", "/m/key", "/m/root"}}, CRL: crl}}
+		r := &rig{t: t, cfg: Config{Choice: Choice{Source: Files, Files: Triple{Cert: "/m/cert", Key: "/m/key", Root: "/m/root"}}, CRL: crl}}
 		w := r.run()
 		synctest.Wait()
 		cert, _, _ := w.get(Certificate)

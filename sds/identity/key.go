@@ -113,8 +113,8 @@ func ID(trustDomain, namespace, serviceAccount string) string {
 	return "spiffe://" + trustDomain + "/ns/" + namespace + "/sa/" + serviceAccount
 }
 
-// parseID checks a SPIFFE id.
-func parseID(id string) (*url.URL, error) {
+// parseID checks a SPIFFE id. In an open one parts of the path may be empty.
+func parseID(id string, open bool) (*url.URL, error) {
 	u, err := url.Parse(id)
 	if err != nil {
 		return nil, fmt.Errorf("SPIFFE id %q: %w", id, err)
@@ -127,7 +127,7 @@ func parseID(id string) (*url.URL, error) {
 		return nil, fmt.Errorf("SPIFFE id %q has more than a trust domain and a path", id)
 	}
 	for segment := range strings.SplitSeq(path, "/") {
-		if segment == "" || segment == "." || segment == ".." {
+		if segment == "" && !open || segment == "." || segment == ".." {
 			return nil, fmt.Errorf("SPIFFE id %q has an empty part: is the namespace or the service account missing?", id)
 		}
 	}

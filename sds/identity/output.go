@@ -22,13 +22,15 @@ const (
 	outputMark  = "..identity_"
 )
 
-// output writes the identity to the output directory. It is never read back.
-func (l *loop) output() error {
-	c, dir := l.current, l.cfg.Output
-	files := []outputFile{
-		{outputKey, c.keyPEM, 0o600},
-		{outputChain, encode(c.chain), 0o644},
-		{outputRoots, encode(l.sent.roots), 0o644},
+// output writes an identity to the output directory. It is never read back.
+func (w *Workload) output(key, chain, roots []byte) error {
+	mode := fs.FileMode(0o600)
+	if w.cfg.OutputShared {
+		mode = 0o644
+	}
+	dir, files := w.cfg.Output, []outputFile{{outputKey, key, mode}, {outputChain, chain, 0o644}}
+	if len(roots) > 0 {
+		files = append(files, outputFile{outputRoots, roots, 0o644})
 	}
 	if err := writeSet(dir, files, time.Now()); err != nil {
 		return fmt.Errorf("write the identity to %s: %w", dir, err)

@@ -59,10 +59,10 @@ func (l *loop) publish(roots []*x509.Certificate, why error) {
 		l.unkept, l.unwritten = l.cfg.Keep != "", l.cfg.Output != ""
 	}
 	relook := !last.some || next.crl != last.crl
-	switch own := l.cfg.Choice.Files.Root; {
-	case own != "" && relook:
-		l.cfg.Server.Assign(Roots, l.rootSecret(file(own)), nil)
-	case own != "":
+	switch {
+	case l.mounted != nil:
+		l.mounted.publish()
+		l.unwritten = l.unwritten || l.mounted.rewrite()
 	case len(roots) == 0 && (relook || next.why != last.why):
 		l.cfg.Server.Assign(Roots, nil, why)
 	case len(roots) > 0 && (relook || rooted):
@@ -97,28 +97,38 @@ func (l *loop) why(problem error, now time.Time) error {
 func (l *loop) toDisk(now time.Time) {
 	if l.unkept {
 		err := l.keep()
-		if l.unkept = err != nil; l.noted(&l.kept, err, now) {
+		if l.unkept = err != nil; l.noted(&l.kept, err) {
 			l.log.Warn("identity cannot be kept on disk, a restart will need the certificate authority", "err", err)
 		}
 	}
 	if l.unwritten {
-		err := l.output()
-		if l.unwritten = err != nil; l.noted(&l.written, err, now) {
-			l.log.Warn("identity cannot be written to the output directory", "err", err)
+		roots := encode(l.sent.roots)
+		if l.mounted != nil {
+			roots = l.mounted.text()
 		}
+		err := l.output(l.current.keyPEM, encode(l.current.chain), roots)
+		l.unwritten = err != nil
+		l.noteOutput(err)
+	}
+	if l.unkept || l.unwritten {
+		l.disk = now.Add(diskAgain)
+	}
+}
+
+// noteOutput tells of a failure to write to the output directory, once.
+func (w *Workload) noteOutput(err error) {
+	if w.noted(&w.written, err) {
+		w.log.Warn("identity cannot be written to the output directory", "err", err)
 	}
 }
 
 // noted remembers how a try to write ended, and says whether that is a new error.
-func (l *loop) noted(result *error, err error, now time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (w *Workload) noted(result *error, err error) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	before := *result
-	if *result = err; err == nil {
-		return false
-	}
-	l.disk = now.Add(diskAgain)
-	return before == nil || before.Error() != err.Error()
+	*result = err
+	return err != nil && (before == nil || before.Error() != err.Error())
 }
 
 // logStage says how near the end of a certificate is that cannot be renewed.

@@ -57,6 +57,8 @@ func (w *Workload) Status() Status {
 		w.authorityLocked(&s, now)
 	case External:
 		w.externalLocked(&s)
+	case Files:
+		s.Output = text(w.written)
 	}
 	return s
 }
@@ -66,11 +68,7 @@ func (w *Workload) authorityLocked(s *Status, now time.Time) {
 	if w.problem != nil {
 		s.State, s.Reason = StateDegraded, w.problem.Error()
 	}
-	for text, err := range map[*string]error{&s.Keep: w.kept, &s.Output: w.written} {
-		if err != nil {
-			*text = err.Error()
-		}
-	}
+	s.Keep, s.Output = text(w.kept), text(w.written)
 	if w.current == nil {
 		s.State = StatePending
 		return
@@ -86,15 +84,22 @@ func (w *Workload) authorityLocked(s *Status, now time.Time) {
 	}
 }
 
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 func (w *Workload) rootStatusLocked(now time.Time) []RootStatus {
 	var all []RootStatus
 	seen := map[string]bool{}
 	add := func(c *x509.Certificate, from string, until time.Time) {
 		sum := sha256.Sum256(c.Raw)
-		text := hex.EncodeToString(sum[:])
-		if !seen[text] {
-			seen[text] = true
-			all = append(all, RootStatus{c.Subject.String(), text, c.NotAfter, from, until})
+		digest := hex.EncodeToString(sum[:])
+		if !seen[digest] {
+			seen[digest] = true
+			all = append(all, RootStatus{c.Subject.String(), digest, c.NotAfter, from, until})
 		}
 	}
 	for _, c := range w.current.roots {
