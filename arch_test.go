@@ -11,7 +11,7 @@ import (
 const module = "github.com/gateway-agent/gateway-agent"
 
 // parts are the boxes of the drawing in ARCHITECTURE.md. A part and its sub-packages never import another part.
-var parts = []string{"relay", "ecds", "wasmcache", "sds", "bootstrap", "envoy", "standalone", "status", "policywasm"}
+var parts = []string{"relay", "ecds", "wasmcache", "sds", "bootstrap", "envoy", "standalone", "status", "dns", "policywasm"}
 
 // denied are further edges that must not come to be: who, what, why.
 var denied = []struct{ from, to, why string }{

@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/netip"
@@ -50,6 +51,24 @@ func (s *Server) drain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answerOK(w)
+}
+
+func (s *Server) nameTable(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	var table any
+	if s.config.NameTable != nil {
+		table = s.config.NameTable()
+	}
+	data, err := json.Marshal(table)
+	switch {
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	case table == nil:
+		w.WriteHeader(http.StatusNotFound)
+		data = []byte("{}")
+	}
+	_, _ = w.Write(data)
 }
 
 func answerOK(w http.ResponseWriter) {

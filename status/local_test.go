@@ -54,7 +54,8 @@ func TestPagesForThisHost(t *testing.T) {
 		{"10.0.0.1:999", "GET", "/metrics", 403, ""},
 		{"127.0.0.1:999", "GET", "/metrics", 200, "gateway_agent_up 1"},
 		{"10.0.0.1:999", "GET", "/healthz/ready", 200, "ok"},
-		{"10.0.0.1:999", "GET", "/debug/ndsz", 404, "{}"},
+		{"10.0.0.1:999", "GET", "/debug/ndsz", 403, "Only requests from localhost are allowed"},
+		{"127.0.0.1:999", "GET", "/debug/ndsz", 404, "{}"},
 	} {
 		code, body := from(t, public, tt.peer, tt.method, tt.target)
 		if code != tt.code || !strings.Contains(body, tt.body) {
@@ -67,6 +68,30 @@ func TestPagesForThisHost(t *testing.T) {
 	busy = true
 	if code, body := from(t, public, "127.0.0.1:999", "POST", "/drain"); code != 503 || !strings.Contains(body, "busy") {
 		t.Errorf("POST /drain with a busy Envoy = %d %q, want 503 and why", code, body)
+	}
+}
+
+func TestNameTable(t *testing.T) {
+	var table any
+	c := testConfig("")
+	c.NameTable = func() any { return table }
+	public := newServer(t, c).Public()
+	for want, tt := range map[string]struct {
+		table any
+		code  int
+	}{
+		"{}":              {nil, 404},
+		`{"table":{}}`:    {map[string]any{"table": map[string]any{}}, 200},
+		"unsupported":     {func() {}, 500},
+		`"only this one"`: {"only this one", 200},
+	} {
+		table = tt.table
+		if code, body := from(t, public, "[::1]:999", "GET", "/debug/ndsz"); code != tt.code || !strings.Contains(body, want) {
+			t.Errorf("the table %v is shown as %d %q, want %d %q", tt.table, code, body, tt.code, want)
+		}
+	}
+	if code, _ := from(t, public, "10.0.0.1:999", "GET", "/debug/ndsz"); code != 403 {
+		t.Errorf("others get %d, want 403", code)
 	}
 }
 

@@ -48,6 +48,9 @@ type Config struct {
 	Quit  func()
 	Drain func(ctx context.Context) error
 
+	// NameTable is what a DNS server of the agent knows, as JSON at GET /debug/ndsz, for loopback only. nil, or a nil answer: there is none.
+	NameTable func() any
+
 	Log *slog.Logger // default: discards
 }
 
@@ -110,12 +113,7 @@ func (s *Server) Public() http.Handler {
 	if s.config.Drain != nil {
 		mux.HandleFunc("/drain", local(post(s.drain)))
 	}
-	// istioctl asks for the name table of the DNS server that this agent has not.
-	mux.HandleFunc("GET /debug/ndsz", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusNotFound)
-		_, _ = io.WriteString(w, "{}")
-	})
+	mux.HandleFunc("/debug/ndsz", local(s.nameTable)) // where istioctl asks pilot-agent for it
 	return mux
 }
 

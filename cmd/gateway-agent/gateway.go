@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/gateway-agent/gateway-agent/dns"
 	"github.com/gateway-agent/gateway-agent/ecds"
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/peercred"
@@ -51,6 +52,7 @@ type gateway struct {
 	relay    *relay.Server
 	envoy    *envoy.Supervisor // nil with --envoy=none
 	status   *status.Server
+	dns      *dns.Server // nil without --dns-address
 
 	dataLock  *os.File // locked while this agent has its data directory for itself; nil: it has not
 	envoyPath string
@@ -60,6 +62,8 @@ type gateway struct {
 	sds       net.Listener // nil when it is the same socket
 	control   net.Listener
 	public    net.Listener
+
+	dnsSockets []dnsSocket
 }
 
 // build makes the parts and connects them. Nothing runs yet.
@@ -81,8 +85,11 @@ func (g *gateway) build(ctx context.Context) (err error) {
 	if err := g.buildPlugins(); err != nil {
 		return err
 	}
+	if err := g.buildDNS(); err != nil {
+		return err
+	}
 	config := g.relayConfig()
-	config.Own = g.ownTypes()
+	config.Own = append(g.nameTable(), g.ownTypes()...)
 	if g.plugins != nil {
 		config.Terminator = g.plugins
 	}
@@ -111,7 +118,7 @@ func (g *gateway) listen() (err error) {
 	if g.public, err = net.Listen("tcp", s.statusAddress); err != nil {
 		return fmt.Errorf("--status-address: %w", err)
 	}
-	return nil
+	return g.listenDNS()
 }
 
 const maxUnixPath = 107 // bytes; sockaddr_un.sun_path less its final NUL
@@ -148,6 +155,9 @@ func (g *gateway) close() {
 			_ = c.Close()
 		}
 	}
+	for _, socket := range g.dnsSockets {
+		socket.close()
+	}
 	if g.upstream != nil {
 		_ = g.upstream.Close()
 	}
@@ -168,6 +178,7 @@ func (g *gateway) parts() iter.Seq2[string, func(context.Context) error] {
 			(g.source == nil || (yield("standalone", g.source.Run) && yield("standalone server", g.serveSource))) &&
 			(g.plugins == nil || (yield("ecds", g.plugins.Run) && yield("module store", g.runStore))) &&
 			yield("xds server", g.serveXDS) &&
+			(g.dns == nil || yield("dns server", g.serveDNS)) &&
 			yield("status server", func(ctx context.Context) error { return g.status.Serve(ctx, g.public, g.status.Public()) }) &&
 			yield("control server", func(ctx context.Context) error { return g.status.Serve(ctx, g.control, g.status.Control()) })
 	}

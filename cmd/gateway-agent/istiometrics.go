@@ -32,6 +32,13 @@ var translations = []translation{
 	{theirs: "istio_agent_xds_proxy_responses", ours: "gateway_agent_xds_responses_total", kind: dto.MetricType_COUNTER},
 	{theirs: "istio_agent_scrapes_total", ours: "gateway_agent_scrapes_total", kind: dto.MetricType_COUNTER},
 	{theirs: "istio_agent_scrape_failures_total", ours: "gateway_agent_envoy_scrape_failures_total", kind: dto.MetricType_COUNTER, fixed: [2]string{"type", "envoy"}},
+	{theirs: "istio_agent_dns_requests_total", ours: "gateway_agent_dns_requests_total", kind: dto.MetricType_COUNTER},
+	{theirs: "istio_agent_dns_upstream_requests_total", ours: "gateway_agent_dns_upstream_requests_total", kind: dto.MetricType_COUNTER},
+	{theirs: "istio_agent_dns_upstream_failures_total", ours: "gateway_agent_dns_upstream_failures_total", kind: dto.MetricType_COUNTER},
+	{
+		theirs: "istio_agent_dns_upstream_request_duration_seconds", ours: "gateway_agent_dns_upstream_request_duration_seconds",
+		kind: dto.MetricType_HISTOGRAM,
+	},
 	{theirs: "istio_agent_wasm_cache_entries", ours: "gateway_agent_wasm_store_modules", kind: dto.MetricType_GAUGE},
 	{theirs: "istio_agent_wasm_cache_lookup_count", ours: "gateway_agent_wasm_store_hits_total", kind: dto.MetricType_COUNTER, fixed: [2]string{"hit", "true"}},
 	{theirs: "istio_agent_wasm_cache_lookup_count", ours: "gateway_agent_wasm_pulls_total", kind: dto.MetricType_COUNTER, fixed: [2]string{"hit", "false"}},
@@ -77,7 +84,10 @@ func (g istioNames) Gather() ([]*dto.MetricFamily, error) {
 }
 
 func (t translation) metrics(ours *dto.MetricFamily) []*dto.Metric {
-	if t.label != "" {
+	switch {
+	case t.kind == dto.MetricType_HISTOGRAM:
+		return ours.GetMetric()
+	case t.label != "":
 		return t.byLabel(ours)
 	}
 	sum := 0.0

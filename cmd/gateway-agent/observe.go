@@ -31,6 +31,9 @@ func (g *gateway) buildStatus() (err error) {
 	if g.settings.localControl {
 		config.Quit, config.Drain = func() { g.stop(nil) }, g.announceDrain
 	}
+	if g.dns != nil {
+		config.NameTable = g.dns.NameTable
+	}
 	registry, err := g.metrics()
 	if err != nil {
 		return err
@@ -59,6 +62,9 @@ func (g *gateway) debugViews() map[string]func() any {
 	if g.plugins != nil {
 		views["wasm"] = func() any { return map[string]any{"plugins": g.plugins.Status(), "store": g.store.Status()} }
 	}
+	if g.dns != nil {
+		views["dns"] = func() any { return g.dns.Status() }
+	}
 	if g.source != nil {
 		views["config"] = func() any { return g.source.Status() }
 	}
@@ -86,6 +92,9 @@ func (g *gateway) metrics() (*prometheus.Registry, error) {
 	}
 	if g.identity != nil {
 		all = append(all, g.identity)
+	}
+	if g.dns != nil {
+		all = append(all, g.dns)
 	}
 	registry := prometheus.NewRegistry()
 	for _, collector := range all {

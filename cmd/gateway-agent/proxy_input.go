@@ -20,7 +20,7 @@ const (
 
 // istioInput reads what the mapping needs to see of the pod.
 func (a *app) istioInput(ctx context.Context, args istio.Args, positional []string) (istio.Input, error) {
-	input := istio.Input{Args: args, Env: a.env, ReadFile: readMounted, Answers: answers}
+	input := istio.Input{Args: args, Env: a.env, Root: os.Geteuid() == 0, ReadFile: readMounted, Answers: answers}
 	if len(positional) > 0 {
 		input.Role = positional[0]
 	}

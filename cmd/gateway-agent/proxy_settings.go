@@ -21,6 +21,7 @@ func fromIstio(s *settings, in istio.Settings) {
 	envoyFromIstio(s, in)
 	statisticsFromIstio(s, in)
 	telemetryFromIstio(s, in.Telemetry)
+	dnsFromIstio(s, in)
 
 	s.insecureRegistries = in.InsecureRegistries
 	if in.ModuleExpiry > 0 {

@@ -59,6 +59,7 @@ func TestEachVariableReachesRun(t *testing.T) {
 		"ECC_CURVE": "P384", "PEER_METADATA_DISCOVERY": "true", "ENVOY_STATUS_PORT": "1", "ENVOY_PROMETHEUS_PORT": "2", "METRICS_LOCALHOST_ACCESS_ONLY": "true",
 		"DISABLE_ENVOY": "true", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true", "MINIMUM_DRAIN_DURATION": "17s", "TERMINATION_DRAIN_DURATION_SECONDS": "30",
 		"ENVOY_SKIP_DEPRECATED_LOGS": "false", "WASM_MODULE_EXPIRY": "2h", "ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9",
+		"ISTIO_META_ENABLE_DNS_SERVER": "true", "DNS_PROXY_ADDR": "127.0.0.1:5353", "DNS_FORWARD_PARALLEL": "true", "DNS_FORWARD_TIMEOUT": "2s",
 	}
 	base := environment{
 		"POD_NAME": "gw", "POD_NAMESPACE": "ingress", "SERVICE_ACCOUNT": "gw", "INSTANCE_IP": "10.1.2.3",
@@ -72,6 +73,8 @@ func TestEachVariableReachesRun(t *testing.T) {
 				with["PROXY_CONFIG"] = `{"tracing": {"datadog": {"address": "$(HOST_IP):8126"}}}`
 			case "MINIMUM_DRAIN_DURATION":
 				with["EXIT_ON_ZERO_ACTIVE_CONNECTIONS"] = "true"
+			case "DNS_PROXY_ADDR", "DNS_FORWARD_PARALLEL", "DNS_FORWARD_TIMEOUT":
+				with["ISTIO_META_ENABLE_DNS_SERVER"] = "true"
 			}
 			before, _ := mapProxy(t, with)
 			name, open := strings.CutSuffix(v.Name, "*")

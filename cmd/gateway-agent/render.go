@@ -25,6 +25,7 @@ func renderReport(w io.Writer, r report, now time.Time, colors bool) {
 	s.plugins(r)
 	s.identity(r)
 	s.certificates(r)
+	s.dns(r)
 }
 
 func (s *screen) head(r report) {
@@ -121,6 +122,21 @@ func (s *screen) identity(r report) {
 	}
 	if !i.RenewAt.IsZero() {
 		fmt.Fprintf(s.w, "  renewed in %s, expires in %s\n", span(i.RenewAt.Sub(s.now)), span(i.NotAfter.Sub(s.now)))
+	}
+}
+
+func (s *screen) dns(r report) {
+	if r.DNS == nil {
+		return
+	}
+	d := r.DNS
+	table := s.bad("no name table yet")
+	if !d.ReceivedAt.IsZero() {
+		table = fmt.Sprintf("%d hosts, received %s ago", d.Hosts, s.since(d.ReceivedAt))
+	}
+	fmt.Fprintf(s.w, "dns           %s   %s   others from %s\n", strings.Join(d.Addresses, " "), table, cmp.Or(strings.Join(d.Servers, " "), "nobody"))
+	if d.Error != "" {
+		fmt.Fprintf(s.w, "  %s\n", s.bad(d.Error))
 	}
 }
 

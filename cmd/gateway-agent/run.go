@@ -43,6 +43,7 @@ func runFlags(cmd *cobra.Command, s *settings) {
 	s.nodeFlags(f)
 	s.identityFlags(f)
 	s.wasmFlags(f)
+	s.dnsFlags(f)
 	s.logFlags(f)
 	_ = cmd.RegisterFlagCompletionFunc("xds-mode", fixedCompletion("delta", "sotw"))
 	_ = cmd.RegisterFlagCompletionFunc("wasm", fixedCompletion("on", "off"))

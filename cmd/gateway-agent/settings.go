@@ -52,6 +52,7 @@ type settings struct {
 	moduleSettings
 	envoySettings
 	identitySettings
+	dnsSettings
 	denied []string // directories below which no certificate is served, besides the agent's own; no flag
 
 	drainDelay   time.Duration
@@ -128,6 +129,7 @@ func (s *settings) complete(env environment) error {
 		s.checkSource(),
 		s.completeEnvoy(),
 		s.completeIdentity(),
+		s.completeDNS(),
 		oneOf("--xds-mode", s.xdsMode, "delta", "sotw"),
 		s.completeModules(env),
 		oneOf("--log-level", s.logLevel, "debug", "info", "warn", "error"),

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/gateway-agent/gateway-agent/dns"
 	"github.com/gateway-agent/gateway-agent/ecds"
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/relay"
@@ -30,6 +31,7 @@ type report struct {
 	Plugins      []ecds.ResourceStatus `json:"plugins"`
 	Certificates []sds.SecretStatus    `json:"certificates"`
 	Identity     *identity.Status      `json:"identity,omitempty"` // absent with --identity=none
+	DNS          *dns.Status           `json:"dns,omitempty"`      // absent without --dns-address
 }
 
 func (g *gateway) report(ctx context.Context) report {
@@ -49,6 +51,9 @@ func (g *gateway) report(ctx context.Context) report {
 	}
 	if g.identity != nil {
 		r.Identity = new(g.identity.Status())
+	}
+	if g.dns != nil {
+		r.DNS = new(g.dns.Status())
 	}
 	if g.source != nil {
 		r.ConfigDir = new(g.source.Status())
@@ -88,6 +93,9 @@ func (g *gateway) readyChecks(context.Context) []status.Check {
 	if g.identity != nil {
 		reason := g.missingIdentity()
 		checks = append(checks, status.Check{Name: "identity", OK: reason == "", Reason: reason})
+	}
+	if g.dns != nil {
+		checks = append(checks, g.nameTableCheck())
 	}
 	if allOK(checks) {
 		g.readyAfter.CompareAndSwap(0, int64(time.Since(g.started)))

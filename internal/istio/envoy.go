@@ -139,10 +139,4 @@ func (m *mapping) mapLife() {
 func (m *mapping) mapModules() {
 	m.out.InsecureRegistries = list(m.in.Env["WASM_INSECURE_REGISTRIES"])
 	m.out.ModuleExpiry = m.duration("WASM_MODULE_EXPIRY", 0)
-	m.out.NameTable = m.metaFlag("DNS_CAPTURE") || m.metaFlag("ENABLE_DNS_SERVER")
-}
-
-func (m *mapping) metaFlag(key string) bool {
-	on, err := strconv.ParseBool(m.metaText(key, "false"))
-	return err == nil && on
 }

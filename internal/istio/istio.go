@@ -47,6 +47,7 @@ type Input struct {
 	Args Args              // the flags
 	Env  map[string]string // the whole environment
 	Dir  string            // working directory, absolute; relative paths are under it
+	Root bool              // whether the user is root
 
 	ReadFile   func(path string) ([]byte, error) // of an absolute path
 	Answers    func(path string) bool            // whether somebody accepts connections on a unix socket
@@ -62,6 +63,7 @@ func Map(in Input) (Settings, []string, error) {
 	m.mapProxyConfig()
 	m.mapPlaces()
 	m.mapNode()
+	m.mapDNS()
 	m.mapControlPlane()
 	m.mapIdentity()
 	m.mapEnvoy()

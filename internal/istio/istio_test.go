@@ -171,8 +171,12 @@ func TestEachVariableDoesSomething(t *testing.T) {
 		"METRICS_LOCALHOST_ACCESS_ONLY": "true", "DISABLE_ENVOY": "true", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",
 		"TERMINATION_DRAIN_DURATION_SECONDS": "30", "ENVOY_SKIP_DEPRECATED_LOGS": "false", "WASM_MODULE_EXPIRY": "2h", "CREDENTIAL_FETCHER_TYPE": "Mock",
 		"ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9", "CA_ADDR": "ca:1",
+		"ISTIO_META_ENABLE_DNS_SERVER": "true", "DNS_PROXY_ADDR": "127.0.0.1:5353", "DNS_FORWARD_PARALLEL": "true", "DNS_FORWARD_TIMEOUT": "2s",
 	}
-	with := map[string]string{"MINIMUM_DRAIN_DURATION": "EXIT_ON_ZERO_ACTIVE_CONNECTIONS"} // means something only beside another one
+	with := map[string]string{ // means something only beside another one
+		"MINIMUM_DRAIN_DURATION": "EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
+		"DNS_PROXY_ADDR":         enableDNS, "DNS_FORWARD_PARALLEL": enableDNS, "DNS_FORWARD_TIMEOUT": enableDNS,
+	}
 	for _, v := range Variables {
 		t.Run(v.Name, func(t *testing.T) {
 			name, _ := strings.CutSuffix(v.Name, "*")

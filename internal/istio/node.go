@@ -20,11 +20,8 @@ const (
 )
 
 func (m *mapping) mapNode() {
-	domain := m.in.Args.Domain
+	domain := m.domain()
 	namespace := m.in.Env["POD_NAMESPACE"]
-	if domain == "" {
-		domain = namespace + ".svc." + clusterDomain
-	}
 	if strings.Contains(domain, "~") {
 		m.fail("--domain %q: a '~' would break the node id", domain)
 	}
@@ -38,6 +35,14 @@ func (m *mapping) mapNode() {
 	m.out.Metadata = m.metadata(addresses)
 	m.out.NodeCluster = m.nodeCluster(namespace)
 	m.out.Locality = m.locality()
+}
+
+// domain is where the node's services are.
+func (m *mapping) domain() string {
+	if domain := m.in.Args.Domain; domain != "" {
+		return domain
+	}
+	return m.in.Env["POD_NAMESPACE"] + ".svc." + clusterDomain
 }
 
 // addresses are the pod's, its own first: istiod takes the first for the pod's.

@@ -15,7 +15,11 @@ type Settings struct {
 
 	ReportHealth bool // ProxyConfig has a readiness probe: istiod wants to know
 	TrustToo     bool // whom istiod says to trust (PCDS) counts beside mounted roots
-	NameTable    bool // a DNS server was asked for; this agent has none
+
+	DNSAddress  string // host:port, the host an address, localhost or empty; "" = no DNS server
+	DNSDomain   string // NAMESPACE.svc.CLUSTERDOMAIN
+	DNSParallel bool   // all other name servers are asked at once
+	DNSTimeout  time.Duration
 
 	RunDir             string // sockets that pilot-agent has not
 	DataDir            string
