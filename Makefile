@@ -26,7 +26,7 @@ unit: tools
 	$(GO) test -race -shuffle=on $(PKGS)
 
 .PHONY: e2e
-e2e: build tools envoys istio
+e2e: build tools envoys istio .tools/image
 	$(GO) run ./tools/e2e
 
 .PHONY: check

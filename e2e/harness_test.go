@@ -117,13 +117,19 @@ func (a *agent) launch(args []string) {
 	a.t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), a.env...)
-	cmd.Stdout, cmd.Stderr = a.log, a.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	a.args = args
+	a.begin(cmd)
+}
+
+func (a *agent) begin(cmd *exec.Cmd) {
+	a.t.Helper()
+	cmd.Stdout, cmd.Stderr = a.log, a.log
 	if err := cmd.Start(); err != nil {
-		a.t.Fatal(err)
+		a.t.Fatalf("start %s: %v", cmd, err)
 	}
 	done := make(chan struct{})
-	a.cmd, a.args, a.done = cmd, args, done
+	a.cmd, a.done = cmd, done
 	go func() {
 		a.exitErr = cmd.Wait()
 		close(done)

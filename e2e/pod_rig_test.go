@@ -165,17 +165,7 @@ func (c *container) start(args ...string) {
 	}
 	line := append(c.program, "proxy", "router", "--domain", "ingress.svc.cluster.local",
 		"--proxyLogLevel=warning", "--proxyComponentLogLevel=misc:error", "--log_output_level=default:info")
-	cmd := containerCommand(c.t, c.root, c.environment(), append(line, args...)...)
-	cmd.Stdout, cmd.Stderr = c.agent.log, c.agent.log
-	if err := cmd.Start(); err != nil {
-		c.t.Fatalf("start a container: %v (run this test as root, or allow user namespaces)", err)
-	}
-	done := make(chan struct{})
-	c.agent.cmd, c.agent.done = cmd, done
-	go func() {
-		c.agent.exitErr = cmd.Wait()
-		close(done)
-	}()
+	c.agent.begin(containerCommand(c.t, c.root, c.environment(), append(line, args...)...))
 }
 
 func (c *container) environment() (env []string) {
