@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,16 +31,14 @@ func (a *app) pilotAgentCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: pilotAgent, Short: "The commands of Istio's pilot-agent", Long: pilotAgentHelp, Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
+			if len(args) > 0 && args[0] != "help" {
 				return usageError{fmt.Errorf("%s %s: this agent has no such command; it has proxy, request, wait and version", pilotAgent, args[0])}
 			}
 			return cmd.Help()
 		},
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 	}
-	version := a.versionCommand()
-	version.FParseErrWhitelist.UnknownFlags = true
-	cmd.AddCommand(a.proxyCommand(), a.requestCommand(), a.waitCommand(), version)
+	cmd.AddCommand(a.proxyCommand(), a.requestCommand(), a.waitCommand(), a.pilotVersionCommand())
 	return cmd
 }
 
@@ -148,7 +147,7 @@ func unknownFlags(args []string, known *pflag.FlagSet) []string {
 	var warnings []string
 	for _, arg := range args {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		if !strings.HasPrefix(arg, "-") || name == "" || name == "help" || name == "h" || known.Lookup(name) != nil {
+		if !strings.HasPrefix(arg, "-") || isNumber(arg) || name == "" || name == "help" || name == "h" || known.Lookup(name) != nil {
 			continue
 		}
 		if text := arg[:strings.Index(arg, name)] + name + " is ignored: this agent does not know it"; !slices.Contains(warnings, text) {
@@ -156,6 +155,12 @@ func unknownFlags(args []string, known *pflag.FlagSet) []string {
 		}
 	}
 	return warnings
+}
+
+// isNumber tells a negative number, which is a flag's value, from a flag.
+func isNumber(arg string) bool {
+	_, err := strconv.ParseFloat(arg, 64)
+	return err == nil
 }
 
 // printProxy shows the settings as the command line of `run` that means the same.

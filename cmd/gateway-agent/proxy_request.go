@@ -30,7 +30,7 @@ func (a *app) requestCommand() *cobra.Command {
 	s := &settings{}
 	port := adminPort
 	cmd := &cobra.Command{
-		Use: "request METHOD PATH [BODY]", Short: "Ask Envoy's admin API", Long: requestHelp, Args: cobra.RangeArgs(2, 3),
+		Use: "request METHOD PATH [BODY]", Short: "Ask Envoy's admin API", Long: requestHelp, Args: cobra.MinimumNArgs(2),
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !slices.Contains(requestPorts, port) {
@@ -70,7 +70,7 @@ func (a *app) request(ctx context.Context, dial dialFunc, args []string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	body := ""
-	if len(args) == 3 {
+	if len(args) > 2 { // more than three: as pilot-agent, which does not look at them
 		body = args[2]
 	}
 	url := "http://localhost/" + strings.TrimPrefix(args[1], "/")
@@ -85,7 +85,8 @@ func (a *app) request(ctx context.Context, dial dialFunc, args []string) error {
 		return fmt.Errorf("request %s %s: is Envoy running? %w", args[0], args[1], errors.Unwrap(err))
 	}
 	defer response.Body.Close()
-	if response.StatusCode >= http.StatusBadRequest {
+	// As pilot-agent: what is not there is an answer, too, of an Envoy that has fewer pages.
+	if response.StatusCode >= http.StatusBadRequest && response.StatusCode != http.StatusNotFound {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, maxRefusal))
 		return fmt.Errorf("request %s %s: %s: %s", args[0], args[1], response.Status, strings.TrimSpace(string(text)))
 	}
@@ -104,7 +105,7 @@ type waitFlags struct {
 func (a *app) waitCommand() *cobra.Command {
 	var w waitFlags
 	cmd := &cobra.Command{
-		Use: "wait", Short: "Wait until the gateway is ready", Long: waitHelp, Args: cobra.NoArgs,
+		Use: "wait", Short: "Wait until the gateway is ready", Long: waitHelp, Args: cobra.ArbitraryArgs,
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE:               func(cmd *cobra.Command, _ []string) error { return a.wait(cmd.Context(), w) },
 	}

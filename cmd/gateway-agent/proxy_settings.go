@@ -27,6 +27,9 @@ func fromIstio(s *settings, in istio.Settings) {
 	if in.ModuleExpiry > 0 {
 		s.wasmExpiry = in.ModuleExpiry
 	}
+	if in.ModuleSize > 0 {
+		s.wasmMaxSize = byteSize(in.ModuleSize)
+	}
 }
 
 func nodeFromIstio(s *settings, in istio.Settings) {
@@ -40,7 +43,9 @@ func nodeFromIstio(s *settings, in istio.Settings) {
 
 func planeFromIstio(s *settings, in istio.Settings) {
 	plane := in.ControlPlane
-	s.xdsMode = "delta"
+	if s.xdsMode = "delta"; in.StateOfTheWorld {
+		s.xdsMode = "sotw"
+	}
 	s.xdsAddress, s.xdsPlaintext = plane.Address, plane.Plaintext
 	s.xdsTokenFile, s.xdsTokenOptional, s.xdsTokenPlaintext = plane.TokenFile, true, plane.PlaintextToken
 	s.xdsAnswers = true

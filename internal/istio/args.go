@@ -26,6 +26,7 @@ type LogArgs struct {
 	StackLevel  string
 	Targets     []string
 	Rotate      string
+	Klog        string
 	Others      [3]int // of rotation
 }
 
@@ -34,6 +35,8 @@ const (
 	defaultProxyLogLevel  = "warning,misc:error"
 	defaultMeshConfig     = "./etc/istio/config/mesh"
 	defaultTokenPlugin    = "GoogleTokenExchange"
+	defaultStackLevel     = "default:none"
+	defaultLogTarget      = "stdout"
 )
 
 // Flags are the flags of `proxy`, with pilot-agent's names and defaults.
@@ -57,9 +60,10 @@ func (l *LogArgs) Flags(f *pflag.FlagSet) {
 	f.StringVar(&l.OutputLevel, "log_output_level", "default:info", "the agent's log level")
 	f.BoolVar(&l.AsJSON, "log_as_json", false, "log as JSON")
 	f.StringVar(&l.Caller, "log_caller", "", "ignored")
-	f.StringVar(&l.StackLevel, "log_stacktrace_level", "default:none", "ignored")
-	f.StringArrayVar(&l.Targets, "log_target", []string{"stdout"}, "ignored: the log is on stderr")
+	f.StringVar(&l.StackLevel, "log_stacktrace_level", defaultStackLevel, "ignored")
+	f.StringArrayVar(&l.Targets, "log_target", []string{defaultLogTarget}, "ignored: the log is on stderr")
 	f.StringVar(&l.Rotate, "log_rotate", "", "ignored: the log is on stderr")
+	f.StringVar(&l.Klog, "vklog", "0", "ignored")
 	f.IntVar(&l.Others[0], "log_rotate_max_age", 30, "ignored")
 	f.IntVar(&l.Others[1], "log_rotate_max_backups", 1000, "ignored")
 	f.IntVar(&l.Others[2], "log_rotate_max_size", 104857600, "ignored")

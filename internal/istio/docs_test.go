@@ -31,6 +31,8 @@ func TestDocs(t *testing.T) {
 		}
 		fmt.Fprintf(&table, "| `%s` | %s |\n", v.Name, meaning)
 	}
+	fmt.Fprintf(&table, "| %d more, in [others.txt](../internal/istio/others.txt) | *ignored*: settings of istiod's and istio-iptables', which pilot-agent knows and makes no use of at a gateway |\n",
+		len(strings.Fields(otherPrograms)))
 	want := before + begin + table.String() + end + after
 	if *update {
 		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {

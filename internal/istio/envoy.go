@@ -1,6 +1,7 @@
 package istio
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -16,7 +17,7 @@ const (
 
 // mapEnvoy makes Envoy's own arguments.
 func (m *mapping) mapEnvoy() {
-	m.out.Concurrency = m.concurrency()
+	m.out.Concurrency = int(max(0, m.proxy.GetConcurrency().GetValue())) // 0: all cores
 	m.out.OutlierLog = m.abs(m.in.Args.OutlierLogPath)
 	m.out.EnvoyLogLevel, m.out.ComponentLogLevel = m.envoyLogLevels()
 	flush := time.Second
@@ -45,18 +46,7 @@ func (m *mapping) mapEnvoy() {
 
 // skipDeprecated is true unless told otherwise.
 func (m *mapping) skipDeprecated() bool {
-	return m.in.Env["ENVOY_SKIP_DEPRECATED_LOGS"] == "" || m.flag("ENVOY_SKIP_DEPRECATED_LOGS")
-}
-
-// concurrency: the flag, else ProxyConfig (0 there means all cores), else the CPU limit.
-func (m *mapping) concurrency() int {
-	if n := m.in.Args.Concurrency; n > 0 {
-		return n
-	}
-	if value := m.proxy.GetConcurrency(); value != nil {
-		return int(max(0, value.GetValue()))
-	}
-	return m.number("ISTIO_CPU_LIMIT", 0, 0, 1<<16)
+	return m.flagOr("ENVOY_SKIP_DEPRECATED_LOGS", true)
 }
 
 var envoyLevels = map[string]string{
@@ -137,6 +127,7 @@ func (m *mapping) mapLife() {
 }
 
 func (m *mapping) mapModules() {
+	m.out.ModuleSize = m.number("ISTIO_WASM_MAX_BINARY_SIZE_BYTES", 0, 1, math.MaxInt)
 	m.out.InsecureRegistries = list(m.in.Env["WASM_INSECURE_REGISTRIES"])
 	m.out.ModuleExpiry = m.duration("WASM_MODULE_EXPIRY", 0)
 }

@@ -131,14 +131,17 @@ func (m *mapping) text(name, without string) string {
 }
 
 // flag reads a boolean. Nonsense counts as not set, as with pilot-agent, but is told.
-func (m *mapping) flag(name string) bool {
+func (m *mapping) flag(name string) bool { return m.flagOr(name, false) }
+
+func (m *mapping) flagOr(name string, without bool) bool {
 	value := m.in.Env[name]
 	if value == "" {
-		return false
+		return without
 	}
 	on, err := strconv.ParseBool(value)
 	if err != nil {
 		m.warn("%s=%q is not a boolean: ignored", name, value)
+		return without
 	}
 	return on
 }

@@ -119,7 +119,7 @@ func TestGatewayOfTheChart(t *testing.T) {
 	metadata := map[string]any{
 		"NAME": "gw-abc", "NAMESPACE": "ingress", "SERVICE_ACCOUNT": "gw", "CLUSTER_ID": "prod", "ISTIO_VERSION": Version,
 		"INSTANCE_IPS": "10.1.2.3,fd00::5", "ENVOY_STATUS_PORT": 15021, "ENVOY_PROMETHEUS_PORT": 15090,
-		"PILOT_SAN": []any{"istiod.istio-system.svc"}, "ENVOY_SKIP_DEPRECATED_LOGS": "true",
+		"PILOT_SAN": []any{"istiod.istio-system.svc"}, "METADATA_DISCOVERY": "false", "WORKLOAD_IDENTITY_SOCKET_FILE": "socket", "ENVOY_SKIP_DEPRECATED_LOGS": "true",
 		"POD_PORTS":      `[{"name":"http","containerPort":80,"protocol":"TCP"}]`,
 		"APP_CONTAINERS": "", "NODE_NAME": "n1", "INTERCEPTION_MODE": "REDIRECT", "WORKLOAD_NAME": "gw", "MESH_ID": "mesh",
 		"OWNER": "kubernetes://apis/apps/v1/namespaces/ingress/deployments/gw", "UNPRIVILEGED_POD": "true",
@@ -128,7 +128,7 @@ func TestGatewayOfTheChart(t *testing.T) {
 		"PROXY_CONFIG": map[string]any{
 			"configPath": "./etc/istio/proxy", "binaryPath": "/usr/local/bin/envoy", "serviceCluster": "istio-proxy", "drainDuration": "45s",
 			"terminationDrainDuration": "5s", "discoveryAddress": "istiod.istio-system.svc:15012", "proxyAdminPort": 15000.0,
-			"statusPort": 15020.0, "controlPlaneAuthPolicy": "MUTUAL_TLS",
+			"statusPort": 15020.0, "controlPlaneAuthPolicy": "MUTUAL_TLS", "statNameLength": 189.0, "concurrency": 2.0,
 		},
 	}
 	if diff := cmp.Diff(metadata, got.Metadata); diff != "" {
@@ -170,7 +170,7 @@ func TestEachVariableDoesSomething(t *testing.T) {
 		"ECC_SIGNATURE_ALGORITHM": "EdDSA", "ECC_CURVE": "P384", "PEER_METADATA_DISCOVERY": "true", "ENVOY_STATUS_PORT": "1", "ENVOY_PROMETHEUS_PORT": "2",
 		"METRICS_LOCALHOST_ACCESS_ONLY": "true", "DISABLE_ENVOY": "true", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",
 		"TERMINATION_DRAIN_DURATION_SECONDS": "30", "ENVOY_SKIP_DEPRECATED_LOGS": "false", "WASM_MODULE_EXPIRY": "2h", "CREDENTIAL_FETCHER_TYPE": "Mock",
-		"ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9", "CA_ADDR": "ca:1",
+		"ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9", "CA_ADDR": "ca:1", "ISTIO_DELTA_XDS": "false", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES": "1000000",
 		"ISTIO_META_ENABLE_DNS_SERVER": "true", "DNS_PROXY_ADDR": "127.0.0.1:5353", "DNS_FORWARD_PARALLEL": "true", "DNS_FORWARD_TIMEOUT": "2s",
 	}
 	with := map[string]string{ // means something only beside another one

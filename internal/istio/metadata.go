@@ -53,7 +53,7 @@ func (m *mapping) rawMetadata() map[string]any {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.in.Env)) {
-		if !strings.HasPrefix(key, metaJSONPrefix) || key == staticLabels {
+		if !strings.HasPrefix(key, metaJSONPrefix) {
 			continue
 		}
 		var members map[string]any
@@ -125,6 +125,7 @@ func (m *mapping) ownMetadata(addresses []string) map[string]any {
 		"ENVOY_PROMETHEUS_PORT": m.prometheusPort(),
 		"PILOT_SAN":             []any{m.serverName()},
 		"CLUSTER_ID":            m.clusterID(),
+		"METADATA_DISCOVERY":    strconv.FormatBool(m.flag("PEER_METADATA_DISCOVERY")),
 		"ISTIO_VERSION":         m.metaText("ISTIO_VERSION", Version),
 	}
 	set := func(key, value string) {
@@ -139,12 +140,9 @@ func (m *mapping) ownMetadata(addresses []string) map[string]any {
 	if port := m.in.Args.STSPort; port != 0 {
 		set("STS_PORT", strconv.Itoa(port))
 	}
-	if name := m.in.Env["WORKLOAD_IDENTITY_SOCKET_FILE"]; name != workloadSockName {
-		set("WORKLOAD_IDENTITY_SOCKET_FILE", name)
-	}
+	set("WORKLOAD_IDENTITY_SOCKET_FILE", m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))
 	for key, on := range map[string]bool{
 		"EXIT_ON_ZERO_ACTIVE_CONNECTIONS": m.flag("EXIT_ON_ZERO_ACTIVE_CONNECTIONS"),
-		"METADATA_DISCOVERY":              m.flag("PEER_METADATA_DISCOVERY"),
 		"ENVOY_SKIP_DEPRECATED_LOGS":      m.skipDeprecated(),
 		"credential":                      m.out.CredentialSocket != "",
 	} {
@@ -185,7 +183,7 @@ func (m *mapping) proxyConfigJSON() any {
 // addLabels adds labels and annotations. The files of the downward API win over the static labels.
 func (m *mapping) addLabels(meta map[string]any) {
 	labels := map[string]any{}
-	if text := m.in.Env[staticLabels]; text != "" {
+	if text := m.in.Env[staticLabels]; json.Valid([]byte(text)) { // else it was told: it is metadata too
 		static := map[string]string{}
 		if err := json.Unmarshal([]byte(text), &static); err != nil {
 			m.warn("%s is not a JSON object of strings: ignored", staticLabels)

@@ -1,11 +1,13 @@
 package istio
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -13,13 +15,19 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
 	"sigs.k8s.io/yaml"
 )
 
 type proxyConfig = meshv1alpha1.ProxyConfig
 
-const proxyConfigAnnotation = "proxy.istio.io/config"
+// Annotations of the pod; the last two win over all of ProxyConfig's sources.
+const (
+	proxyConfigAnnotation = "proxy.istio.io/config"
+	discoveryAnnotation   = "sidecar.istio.io/discoveryAddress"
+	statusPortAnnotation  = "status.sidecar.istio.io/port"
+)
 
 // defaultProxyConfig has pilot-agent's defaults.
 func defaultProxyConfig() *proxyConfig {
@@ -32,6 +40,7 @@ func defaultProxyConfig() *proxyConfig {
 		DiscoveryAddress:         "istiod.istio-system.svc:15012",
 		ProxyAdminPort:           15000,
 		StatusPort:               15020,
+		StatNameLength:           189,
 		ControlPlaneAuthPolicy:   meshv1alpha1.AuthenticationPolicy_MUTUAL_TLS,
 	}
 }
@@ -47,8 +56,32 @@ func (m *mapping) mapProxyConfig() {
 	}
 	m.layer("the environment variable PROXY_CONFIG", m.in.Env["PROXY_CONFIG"])
 	m.layer("the pod's annotation "+proxyConfigAnnotation, m.annotations[proxyConfigAnnotation])
-	m.proxy.DiscoveryAddress = strings.TrimSpace(m.proxy.GetDiscoveryAddress())
+	m.finishProxyConfig()
 	m.checkProxyConfig()
+}
+
+// finishProxyConfig fills in what other places say, so that istiod is told what holds.
+func (m *mapping) finishProxyConfig() {
+	if name, ok := m.proxy.GetClusterName().(*meshv1alpha1.ProxyConfig_ServiceCluster); ok && name.ServiceCluster == "" {
+		name.ServiceCluster = cmp.Or(m.in.Args.ServiceCluster, defaultServiceCluster)
+	}
+	if n := m.in.Args.Concurrency; n != 0 {
+		m.proxy.Concurrency = wrapperspb.Int32(int32(max(-1, min(n, math.MaxInt32))))
+	} else if limit := m.number("ISTIO_CPU_LIMIT", 0, 0, 1<<16); m.proxy.GetConcurrency() == nil && limit > 0 {
+		m.proxy.Concurrency = wrapperspb.Int32(int32(limit))
+	}
+	if address, ok := m.annotations[discoveryAnnotation]; ok {
+		m.proxy.DiscoveryAddress = address
+	}
+	if text, ok := m.annotations[statusPortAnnotation]; ok {
+		port, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			m.warn("the pod's annotation %s=%q is not a port: %d is used", statusPortAnnotation, text, m.proxy.GetStatusPort())
+		} else {
+			m.proxy.StatusPort = int32(port)
+		}
+	}
+	m.proxy.DiscoveryAddress = strings.TrimSpace(m.proxy.GetDiscoveryAddress())
 }
 
 // checkProxyConfig refuses what cannot be, under the name that it has for who wrote it.
@@ -102,20 +135,13 @@ func (m *mapping) parse(what, text string, into proto.Message) (map[string]json.
 	if string(document) == "null" {
 		return nil, true // an empty file, only comments
 	}
-	strict := protojson.Unmarshal(document, into)
-	if strict == nil {
-		return members(document), true
-	}
-	proto.Reset(into)
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(document, into); err != nil {
 		m.fail("%s cannot be read: %w", what, err)
 		return nil, false
 	}
-	reason := strict.Error()
-	if _, field, ok := strings.Cut(reason, "unknown field "); ok {
-		reason = field // what comes before differs from build to build
+	for _, name := range unknownFields(into.ProtoReflect().Descriptor(), document) {
+		m.warn("%s has a field that Istio %s does not know, it is ignored: %s", what, Version, name)
 	}
-	m.warn("%s has a field that Istio %s does not know, it is ignored: %s", what, Version, reason)
 	return members(document), true
 }
 
@@ -126,10 +152,10 @@ func members(document []byte) map[string]json.RawMessage {
 	return fields
 }
 
-// overlay replaces in base each field that the document names, zero values too, as pilot-agent does; only proxyMetadata is merged
-// key by key.
+// overlay replaces in base each field that the document names, zero values too, as pilot-agent does; only proxyMetadata and
+// proxyHeaders are merged member by member.
 func overlay(base, layer *proxyConfig, document map[string]json.RawMessage) {
-	metadata := maps.Clone(base.GetProxyMetadata())
+	metadata, headers := maps.Clone(base.GetProxyMetadata()), base.GetProxyHeaders()
 	to, from := base.ProtoReflect(), layer.ProtoReflect()
 	fields := to.Descriptor().Fields()
 	for name, raw := range document {
@@ -149,6 +175,18 @@ func overlay(base, layer *proxyConfig, document map[string]json.RawMessage) {
 		maps.Copy(metadata, layer.GetProxyMetadata())
 		base.ProxyMetadata = metadata
 	}
+	if headers != nil && base.GetProxyHeaders() != nil && base.GetProxyHeaders() != headers {
+		keepHeaders(base.GetProxyHeaders(), headers)
+	}
+}
+
+// keepHeaders fills in those of an earlier layer. pilot-agent does so for these and for no other members.
+func keepHeaders(to, from *meshv1alpha1.ProxyConfig_ProxyHeaders) {
+	to.ForwardedClientCert = cmp.Or(to.GetForwardedClientCert(), from.GetForwardedClientCert())
+	to.RequestId = cmp.Or(to.GetRequestId(), from.GetRequestId())
+	to.AttemptCount = cmp.Or(to.GetAttemptCount(), from.GetAttemptCount())
+	to.Server = cmp.Or(to.GetServer(), from.GetServer())
+	to.EnvoyDebugHeaders = cmp.Or(to.GetEnvoyDebugHeaders(), from.GetEnvoyDebugHeaders())
 }
 
 // file reads a file that may be absent.

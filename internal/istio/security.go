@@ -40,6 +40,7 @@ func (m *mapping) mapControlPlane() {
 		KeyFile:        key,
 		Header:         m.header(xdsHeaderPrefix),
 	}
+	m.out.StateOfTheWorld = !m.flagOr("ISTIO_DELTA_XDS", true)
 	m.out.CA = m.out.ControlPlane
 	m.out.CA.Address = m.caAddress(address)
 	m.out.CA.Plaintext = strings.HasSuffix(m.out.CA.Address, ":"+plaintextPort)

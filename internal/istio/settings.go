@@ -9,9 +9,10 @@ type Settings struct {
 	Locality    Locality
 	Metadata    map[string]any // JSON values
 
-	ControlPlane Server
-	CA           Server // no address: certificates come from files only
-	Workload     Workload
+	ControlPlane    Server
+	StateOfTheWorld bool   // not delta
+	CA              Server // no address: certificates come from files only
+	Workload        Workload
 
 	ReportHealth bool // ProxyConfig has a readiness probe: istiod wants to know
 	TrustToo     bool // whom istiod says to trust (PCDS) counts beside mounted roots
@@ -52,6 +53,7 @@ type Settings struct {
 
 	InsecureRegistries []string
 	ModuleExpiry       time.Duration // how long an unused module stays; 0 = not said
+	ModuleSize         int           // bytes of the largest module that is accepted; 0 = not said
 
 	Statistics Statistics
 	Telemetry  Telemetry

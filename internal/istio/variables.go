@@ -86,9 +86,27 @@ var Variables = []Variable{
 	{Name: "ISTIO_PROMETHEUS_ANNOTATIONS", Ignored: true, Meaning: "a gateway has no application beside it"},
 	{Name: "GCP_*", Ignored: true, Meaning: "no platform detection"},
 	{Name: "ISTIO_DUAL_STACK", Ignored: true, Quiet: off, Meaning: "the agent's own listeners are on IPv4, or on IPv6 in a pod without IPv4"},
+	{Name: "ISTIO_DELTA_XDS", Meaning: "false: state of the world instead of delta"},
+	{Name: "ISTIO_WASM_MAX_BINARY_SIZE_BYTES", Meaning: "largest module accepted"},
+	{Name: "ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", Ignored: true, Quiet: on, Meaning: "remote modules always go through the agent: Envoy would let requests through without the plugin"},
+	{Name: "PILOT_AGENT_MERGE_ENVOY_STATS", Ignored: true, Quiet: on, Meaning: "the status port always has Envoy's metrics too"},
+	{Name: "ISTIO_META_ENABLE_SELF_DISCOVERY", Ignored: true, Quiet: off, Meaning: "no cluster local_cluster: add it with ISTIO_BOOTSTRAP_OVERRIDE; istiod is still told"},
+	{Name: "ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", Ignored: true, Quiet: off, Meaning: "the readiness listener takes no proxy protocol: ask the status port instead"},
+	{Name: "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED", Ignored: true, Quiet: on, Meaning: "say it with ProxyConfig's runtimeValues"},
+	{Name: "GRPC_KEEPALIVE_INTERVAL", Ignored: true, Quiet: []string{"30s"}, Meaning: "istiod is pinged after 30 s of silence"},
+	{Name: "GRPC_KEEPALIVE_TIMEOUT", Ignored: true, Quiet: []string{"10s"}, Meaning: "istiod has 10 s to answer a ping"},
+	{Name: "ISTIO_GPRC_MAXRECVMSGSIZE", Ignored: true, Meaning: "messages have no limit of their own"},
+	{Name: "ISTIO_GPRC_MAXSTREAMS", Ignored: true, Meaning: "only Envoy connects"},
+	{Name: "ISTIO_ENABLE_HTTP2_PROBING", Ignored: true, Meaning: "a gateway has no application beside it"},
+	{Name: "ENABLE_PROBE_KEEPALIVE_CONNECTIONS", Ignored: true, Meaning: "a gateway has no application beside it"},
+	{Name: "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION", Ignored: true, Meaning: "a gateway has no application beside it"},
+	{Name: "KUBERNETES_SERVICE_HOST", Meaning: "every pod has it: OUTPUT_CERTS is then for all its users"},
 }
 
-var off = []string{"false", "0", "f", "F", "False", "FALSE"}
+var (
+	off = []string{"false", "0", "f", "F", "False", "FALSE"}
+	on  = []string{"true", "1", "t", "T", "True", "TRUE"}
+)
 
 // Lookup finds what is known of a variable.
 func Lookup(name string) (Variable, bool) {
@@ -102,7 +120,10 @@ func Lookup(name string) (Variable, bool) {
 			found = v
 		}
 	}
-	return found, found.Name != ""
+	if found.Name == "" {
+		return lookupOther(name)
+	}
+	return found, true
 }
 
 // warnIgnored tells once of each variable and flag that is set and does nothing here.
@@ -125,6 +146,10 @@ func (m *mapping) warnIgnored() {
 		{"--templateFile", "there is no bootstrap template here: use ISTIO_BOOTSTRAP_OVERRIDE", args.TemplateFile != ""},
 		{"--log_rotate", "the log is on stderr", args.Log.Rotate != ""},
 		{"--log_caller", "there is no such option here", args.Log.Caller != ""},
+		{"--log_stacktrace_level", "there is no such option here", args.Log.StackLevel != "" && args.Log.StackLevel != defaultStackLevel},
+		{"--log_target", "the log is on stderr", !slices.Equal(args.Log.Targets, []string{defaultLogTarget})},
+		{"--vklog", "there is no such option here", args.Log.Klog != "" && args.Log.Klog != "0"},
+		{"--profiling", "profiles are on the control socket only, whatever it says", !args.Profiling},
 	} {
 		if flag.set {
 			m.warn("%s is ignored: %s", flag.name, flag.why)
