@@ -212,7 +212,7 @@ func (s *Supervisor) look(ctx context.Context, timeout time.Duration) (Load, err
 	return load, err
 }
 
-// end ends p, by force if need be, within 2.5 × KillGrace. reason is why the drain did not come to its end.
+// end ends p, by force if need be, within 2 × KillGrace. reason is why the drain did not come to its end.
 func (s *Supervisor) end(ctx context.Context, p *process, reason error) {
 	s.phase(PhaseEnding)
 	ctx, cancel := context.WithTimeout(ctx, s.c.KillGrace/2)
@@ -227,11 +227,15 @@ func (s *Supervisor) end(ctx context.Context, p *process, reason error) {
 		s.log.Info("envoy drained", "idle_connections", load.Connections)
 	}
 	p.asked.Store(true)
-	if err := s.admin.Post(ctx, "/quitquitquit"); err == nil && p.within(s.c.KillGrace) {
-		return
+	patience := s.c.KillGrace
+	if err := s.admin.Post(ctx, "/quitquitquit"); err == nil {
+		if p.within(s.c.KillGrace) {
+			return
+		}
+		patience /= 2 // it was told already
 	}
 	p.signal(syscall.SIGTERM)
-	if p.within(s.c.KillGrace) {
+	if p.within(patience) {
 		return
 	}
 	s.log.Warn("envoy does not end, killing it", "pid", p.pid)

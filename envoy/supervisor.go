@@ -62,10 +62,11 @@ type Config struct {
 	// close. Skipped when there are none. Default 1 s, enough for clients that send a request a second; negative = none.
 	DrainMin time.Duration
 	// DrainTimeout is the most that delay and drain may take together, counted from the beginning of the stop. What is in flight
-	// then is cut. The end of Envoy takes at most 2.5 × KillGrace more. Default 25 s, to end within the 30 s that a container
+	// then is cut. The end of Envoy takes at most 2 × KillGrace more. Default 25 s, to end within the 30 s that a container
 	// runtime usually gives; negative = none.
 	DrainTimeout time.Duration
-	// KillGrace is how long Envoy may take to end after it was asked, and again after SIGTERM, before SIGKILL. Default 2 s.
+	// KillGrace is how long Envoy may take to end after it was asked, or after SIGTERM where it could not be asked. It is killed within two
+	// of these. Default 2 s.
 	KillGrace time.Duration
 
 	// Restarts is how many crashes within RestartWindow, or starts in a row that failed before Envoy served, are answered with a
