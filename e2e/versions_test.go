@@ -62,12 +62,11 @@ func (v envoyVersion) path(t *testing.T) string {
 	return path
 }
 
-// newContainerOf is a container with another Envoy, and with a drain time of listeners that is shorter than any of these drains.
+// newContainerOf is a container with another Envoy.
 func newContainerOf(t *testing.T, v envoyVersion) *container {
 	t.Helper()
 	c := newContainer(t)
 	bind(t, v.path(t), filepath.Join(c.root, "usr/local/bin/envoy"), unix.MS_RDONLY)
-	c.proxy["drainDuration"] = "1s"
 	return c
 }
 
@@ -159,7 +158,7 @@ func TestPodDrains(t *testing.T) {
 			c.wantDrained(origin, v.announce)
 
 			maps.DeleteFunc(c.env, func(name, _ string) bool { return v.env[name] != "" })
-			c.proxy["terminationDrainDuration"] = "1s"
+			c.proxy["terminationDrainDuration"], c.proxy["drainDuration"] = "1s", "1s" // the latter is about listeners that change
 			c.set(startPatient(t).items()...)
 			c.start()
 			c.agent.waitReady()
