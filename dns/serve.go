@@ -76,6 +76,7 @@ func (s *Server) handler(ctx context.Context, network string) dns.Handler {
 	return dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
 		if err := w.WriteMsg(s.respond(ctx, query, network)); err != nil {
 			s.log.DebugContext(ctx, "answer not sent", "err", err)
+			_ = w.Close() // a client that does not read gets no more of our time
 		}
 	})
 }
