@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"debug/buildinfo"
 	"debug/elf"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -104,9 +105,7 @@ func (b *builtImage) wantConfig() {
 	got := config{b.config.OS, b.config.Architecture, c.User, c.WorkingDir, c.StopSignal, c.Entrypoint, c.Cmd, c.Env, c.Labels}
 	version, revision := c.Labels["org.opencontainers.image.version"], c.Labels["org.opencontainers.image.revision"]
 	delete(got.Labels, "io.buildah.version")
-	if version == "" || revision == "" || b.arch == runtime.GOARCH && b.agentVersion() != version {
-		t.Errorf("labels for version %q, revision %q; the agent is %q", version, revision, b.agentVersion())
-	}
+	b.wantVersion(version, revision)
 	base := map[string]string{"envoy": "docker.io/envoyproxy/envoy:distroless-v1.40.0", "proxyv2": "docker.io/istio/proxyv2:distroless"}
 	env := map[string]string{"envoy": "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt", "proxyv2": "ISTIO_META_ISTIO_PROXY_SHA=abc"}
 	want := config{
@@ -125,14 +124,20 @@ func (b *builtImage) wantConfig() {
 	}
 }
 
-// agentVersion is what the built agent says of itself.
-func (b *builtImage) agentVersion() string {
+// wantVersion: the image is called what the built agent calls itself.
+func (b *builtImage) wantVersion(version, revision string) {
 	b.t.Helper()
-	out, err := exec.CommandContext(b.t.Context(), agentBinary, "version").Output()
+	out, err := exec.CommandContext(b.t.Context(), agentBinary, "version", "-o", "json").Output()
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return strings.Fields(string(out))[1]
+	var built struct{ Agent, Commit string }
+	if err := json.Unmarshal(out, &built); err != nil {
+		b.t.Fatalf("version -o json: %v in %s", err, out)
+	}
+	if version != built.Agent || revision != built.Commit {
+		b.t.Errorf("labels for version %q, revision %q; the agent is %+v: run make image-check", version, revision, built)
+	}
 }
 
 // wantLayer: what the Dockerfile adds is this, and each time it is built the same.
