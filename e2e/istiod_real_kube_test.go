@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -86,15 +87,13 @@ func (k *kubeAPI) apply(kind, namespace, name string, rest object) {
 	defer k.mu.Unlock()
 	key := place.path + "/" + namespace + "/" + name
 	o := object{"apiVersion": place.apiVersion, "kind": kind}
-	event, created, generation := "ADDED", "2026-01-01T00:00:00Z", 1
+	event, generation := "ADDED", 1
 	if before, ok := k.objects[key]; ok {
 		event, generation = "MODIFIED", before["metadata"].(object)["generation"].(int)+1
 	}
-	for field, value := range rest {
-		o[field] = value
-	}
+	maps.Copy(o, rest)
 	o["metadata"] = object{
-		"name": name, "namespace": namespace, "uid": key, "generation": generation, "creationTimestamp": created,
+		"name": name, "namespace": namespace, "uid": key, "generation": generation, "creationTimestamp": "2026-01-01T00:00:00Z",
 		"resourceVersion": strconv.Itoa(len(k.events) + 1),
 	}
 	k.objects[key] = o
@@ -164,7 +163,9 @@ func fail(w http.ResponseWriter, code int) {
 }
 
 // metadataOnly says whether a client wants nothing else of objects.
-func metadataOnly(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") }
+func metadataOnly(r *http.Request) bool {
+	return strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata")
+}
 
 func shown(r *http.Request, o object) object {
 	if metadataOnly(r) {
@@ -176,9 +177,12 @@ func shown(r *http.Request, o object) object {
 func (k *kubeAPI) list(w http.ResponseWriter, r *http.Request, collection, namespace string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	items := []object{}
+	items, prefix := []object{}, collection+"/"
+	if namespace != "" {
+		prefix += namespace + "/"
+	}
 	for key, o := range k.objects {
-		if strings.HasPrefix(key, collection+"/"+namespace) {
+		if strings.HasPrefix(key, prefix) {
 			items = append(items, shown(r, o))
 		}
 	}

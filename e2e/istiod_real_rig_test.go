@@ -76,7 +76,7 @@ func (i *realIstiod) start() time.Duration {
 		"PATH=" + os.Getenv("PATH"), "HOME=" + i.dir, "POD_NAME=istiod", "POD_NAMESPACE=istio-system", "CLUSTER_ID=Kubernetes",
 		"KUBE_FEATURE_WatchListClient=false", "INJECT_ENABLED=false", "VALIDATION_WEBHOOK_CONFIG_NAME=", "INJECTION_WEBHOOK_CONFIG_NAME=",
 		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", // Envoy is not Istio's build
-		"PILOT_ENABLE_GATEWAY_API=false", "PILOT_ENABLE_IP_AUTOALLOCATE=false", "PILOT_ENABLE_AMBIENT=false", "GOMAXPROCS=2",
+		"PILOT_ENABLE_GATEWAY_API=false", "PILOT_ENABLE_IP_AUTOALLOCATE=false", "PILOT_ENABLE_AMBIENT=false", "GOMAXPROCS=2", "ISTIO_MULTIROOT_MESH=true",
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	began, done := time.Now(), make(chan struct{})

@@ -59,6 +59,7 @@ type CA struct {
 // Leaf says what a certificate shall be like; the zero value is a good server and client certificate for localhost.
 type Leaf struct {
 	Name      string    // common name; default "leaf"
+	Nameless  bool      // without a subject, as istiod's are
 	Hosts     []string  // DNS names, IP addresses, URIs; default localhost and 127.0.0.1
 	Key       Key       // default P256
 	Form      Form      // default PKCS8
@@ -155,7 +156,7 @@ func (c *CA) Root() *CA {
 }
 
 func (l Leaf) withDefaults() Leaf {
-	if l.Name == "" {
+	if l.Name == "" && !l.Nameless {
 		l.Name = "leaf"
 	}
 	if l.Hosts == nil {

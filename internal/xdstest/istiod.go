@@ -31,6 +31,7 @@ type IstiodConfig struct {
 	NoPCDS    bool                // it does not answer requests for PCDS
 	NoHealth  bool                // nobody should tell it its health: there is no readiness probe
 	CA        *CA                 // served at the same address; its roots take the place of ClientCAs
+	Mistake   func(what string)   // told of what the real one suffers but no client should do; default: it fails the test
 }
 
 // Identity is who a token or a client certificate stands for.
@@ -62,6 +63,7 @@ type world struct {
 	secrets map[string]secret                   // "kubernetes://…" → TLS secret
 	pulls   map[string][]byte                   // "kubernetes://…" → content of a pull secret
 	roots   []string                            // PEM, told by PCDS
+	names   []byte                              // the name table, told by NDS
 }
 
 // secret is a TLS secret and who may have it.
@@ -75,6 +77,9 @@ func NewIstiod(t testing.TB, config IstiodConfig) *Istiod {
 	t.Helper()
 	if config.Clusters == nil {
 		config.Clusters = []string{"Kubernetes"}
+	}
+	if config.Mistake == nil {
+		config.Mistake = func(what string) { t.Error(what) }
 	}
 	c := &Istiod{
 		t: t, config: config, cert: config.TLS, conns: make(map[*istiodConn]struct{}),
@@ -181,7 +186,7 @@ func resourceName(r proto.Message) string {
 
 // SetSecret makes a TLS secret, named as "kubernetes://…", known to the workloads of one namespace.
 func (c *Istiod) SetSecret(name, namespace string, cert, key []byte) {
-	c.change(func(w *world) { w.secrets = with(w.secrets, name, secret{cert, key, namespace}) })
+	c.change(func(w *world) { w.secrets = with(w.secrets, secretKey(name, namespace), secret{cert, key, namespace}) })
 }
 
 // SetPullSecret makes a Wasm pull secret known, by the "kubernetes://…" with which extension configs refer to it.
@@ -258,46 +263,56 @@ func (c *Istiod) notef(conn *istiodConn, format string, args ...any) {
 type caller struct {
 	Identity
 	verified bool
-	cluster  string
 }
 
-// authenticate does what istiod's authenticators do.
+// authenticate does what istiod's authenticators do: nothing without TLS; a client certificate first, then a token, of the cluster that the
+// client names.
 func (c *Istiod) authenticate(ctx context.Context) (caller, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
-	clusters := md.Get("clusterid")
-	if len(clusters) > 0 && !slices.Contains(c.config.Clusters, clusters[0]) {
-		return caller{}, status.Errorf(codes.Unauthenticated, "authentication failure: could not get cluster %q's kube client", clusters[0])
-	}
-	who := caller{cluster: c.config.Clusters[0]}
-	if len(clusters) > 0 {
-		who.cluster = clusters[0]
-	}
+	var who caller
 	if c.config.TLS == nil {
 		return who, nil
 	}
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
-			return who.as(spiffe(info.State.VerifiedChains[0][0]))
+			if identity, ok := spiffe(info.State.VerifiedChains[0][0]); ok {
+				return who.as(identity), nil
+			}
 		}
 	}
-	for _, value := range md.Get("authorization") {
-		token, _ := strings.CutPrefix(value, "Bearer ")
-		c.mu.Lock()
-		identity, known := c.config.Tokens[token]
-		c.mu.Unlock()
-		if known {
-			return who.as(identity, true)
-		}
+	if cluster := namedCluster(md); cluster != "" && !slices.Contains(c.config.Clusters, cluster) {
+		return caller{}, status.Errorf(codes.Unauthenticated, "authentication failure: could not get cluster %q's kube client", cluster)
+	}
+	c.mu.Lock()
+	identity, known := c.config.Tokens[bearer(md)]
+	c.mu.Unlock()
+	if known {
+		return who.as(identity), nil
 	}
 	return caller{}, status.Error(codes.Unauthenticated, "authentication failure")
 }
 
-func (who caller) as(identity Identity, ok bool) (caller, error) {
-	if !ok {
-		return caller{}, status.Error(codes.Unauthenticated, "authentication failure: the certificate has no SPIFFE identity")
+// namedCluster is the cluster in which a call's token is to be looked up; "" for the primary one, when none is named, or several are.
+func namedCluster(md metadata.MD) string {
+	if cluster := md.Get("clusterid"); len(cluster) == 1 {
+		return cluster[0]
 	}
+	return ""
+}
+
+// bearer is the first token of a call; "" when it has none.
+func bearer(md metadata.MD) string {
+	for _, value := range md.Get("authorization") {
+		if token, ok := strings.CutPrefix(value, "Bearer "); ok {
+			return token
+		}
+	}
+	return ""
+}
+
+func (who caller) as(identity Identity) caller {
 	who.Identity, who.verified = identity, true
-	return who, nil
+	return who
 }
 
 // spiffe reads spiffe://<trust domain>/ns/<namespace>/sa/<service account>.

@@ -28,6 +28,7 @@ import (
 
 const (
 	caBackdate = 2 * time.Minute     // how long before the issue istiod lets a certificate begin
+	caLife     = 24 * time.Hour      // what it signs for when nothing is asked
 	caMaxLife  = 90 * 24 * time.Hour // istiod refuses to sign for longer
 )
 
@@ -40,6 +41,7 @@ type CAConfig struct {
 	CertSigner string            // what the metadata must say
 	Life       time.Duration     // of certificates, from their issue; default: as asked
 	ServerName string            // in its own certificate; default "istiod.istio-system.svc"
+	Mistake    func(what string) // told of what istiod takes but no client should send; default: it fails the test
 }
 
 // CA is a fake of istiod's certificate authority. It refuses what istiod refuses; what istiod takes but no client should send fails the
@@ -77,6 +79,9 @@ func NewCA(t testing.TB, cfg CAConfig) *CA {
 	}
 	if cfg.ServerName == "" {
 		cfg.ServerName = "istiod.istio-system.svc"
+	}
+	if cfg.Mistake == nil {
+		cfg.Mistake = func(what string) { t.Error(what) }
 	}
 	ca := &CA{t: t, cfg: cfg}
 	ca.SignWith(testca.New(t, "root"))
@@ -216,8 +221,10 @@ func (ca *CA) answerLocked(ctx context.Context, req *pb.IstioCertificateRequest,
 		return nil, ca.refuse
 	}
 	if err := ca.checkLocked(req, r); err != nil {
-		ca.t.Errorf("certificate authority: %v", err)
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		ca.mistake("%v", err)
+	}
+	if r.CSR == nil {
+		return nil, status.Error(codes.InvalidArgument, "CSR signing error")
 	}
 	if r.Life > caMaxLife {
 		return nil, status.Errorf(codes.InvalidArgument, "requested TTL %v is greater than the max allowed TTL %v", r.Life, caMaxLife)
@@ -232,22 +239,21 @@ func (ca *CA) answerLocked(ctx context.Context, req *pb.IstioCertificateRequest,
 	return chain, nil
 }
 
+func (ca *CA) mistake(format string, args ...any) {
+	ca.cfg.Mistake("certificate authority: " + fmt.Sprintf(format, args...))
+}
+
 // authenticateLocked does as istiod: the client certificate first, then the token, which is looked up in the cluster named.
 func (ca *CA) authenticateLocked(ctx context.Context, r *CARequest) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	for name, want := range ca.cfg.Header {
 		if got := md.Get(name); !slices.Equal(got, []string{want}) {
-			ca.t.Errorf("certificate authority: header %s is %q, want %q", name, got, want)
+			ca.mistake("header %s is %q, want %q", name, got, want)
 		}
 	}
-	if got := md.Get("authorization"); len(got) > 1 {
-		ca.t.Errorf("certificate authority: %d authorization headers", len(got))
-	} else if len(got) == 1 {
-		token, ok := strings.CutPrefix(got[0], "Bearer ")
-		if !ok {
-			ca.t.Error("certificate authority: the authorization is no bearer token")
-		}
-		r.Token = token
+	r.Token = bearer(md)
+	if got := md.Get("authorization"); len(got) > 1 || len(got) == 1 && r.Token == "" {
+		ca.mistake("the authorization is %d headers, or no bearer token", len(got))
 	}
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
@@ -262,8 +268,7 @@ func (ca *CA) authenticateLocked(ctx context.Context, r *CARequest) error {
 		}
 		return nil
 	}
-	cluster := md.Get("clusterid")
-	if len(cluster) > 1 || len(cluster) == 1 && cluster[0] != ca.cfg.ClusterID {
+	if cluster := namedCluster(md); cluster != "" && cluster != ca.cfg.ClusterID {
 		return status.Errorf(codes.Unauthenticated, "client for cluster %q not found", cluster)
 	}
 	if r.Token == "" || !slices.Contains(ca.cfg.Tokens, r.Token) {
@@ -272,8 +277,23 @@ func (ca *CA) authenticateLocked(ctx context.Context, r *CARequest) error {
 	return nil
 }
 
-// checkLocked is what a client of istiod owes.
+// checkLocked is what a client of istiod owes. It sets the request's CSR to what istiod would sign.
 func (ca *CA) checkLocked(req *pb.IstioCertificateRequest, r *CARequest) error {
+	block, rest := pem.Decode([]byte(req.GetCsr()))
+	if block == nil {
+		return errors.New("the csr is no PEM block")
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return fmt.Errorf("the csr cannot be parsed: %w", err)
+	}
+	if err := csr.CheckSignature(); err != nil {
+		return fmt.Errorf("the csr's signature: %w", err)
+	}
+	r.CSR = csr
+	if block.Type != "CERTIFICATE REQUEST" || len(strings.TrimSpace(string(rest))) > 0 {
+		return errors.New("the csr is not one PEM block CERTIFICATE REQUEST")
+	}
 	signer, ok := req.GetMetadata().GetFields()["CertSigner"]
 	if !ok {
 		return errors.New("the metadata has no CertSigner")
@@ -283,17 +303,6 @@ func (ca *CA) checkLocked(req *pb.IstioCertificateRequest, r *CARequest) error {
 	}
 	if r.Life <= 0 {
 		return fmt.Errorf("validity is %v", r.Life)
-	}
-	block, rest := pem.Decode([]byte(req.GetCsr()))
-	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(strings.TrimSpace(string(rest))) > 0 {
-		return errors.New("the csr is not one PEM block CERTIFICATE REQUEST")
-	}
-	csr, err := x509.ParseCertificateRequest(block.Bytes)
-	if err != nil {
-		return fmt.Errorf("the csr cannot be parsed: %w", err)
-	}
-	if r.CSR = csr; csr.CheckSignature() != nil {
-		return errors.New("the csr's signature is wrong")
 	}
 	return checkSubject(csr, ca.cfg.ID)
 }
@@ -310,20 +319,23 @@ func checkSubject(csr *x509.CertificateRequest, id string) error {
 	return nil
 }
 
-// signLocked makes a chain as istiod does: leaf, intermediates in one text, roots in one text.
+// signLocked makes a chain as istiod does: leaf, intermediates, roots in one text.
 func (ca *CA) signLocked(r *CARequest) ([]string, error) {
 	life := ca.cfg.Life
 	if life == 0 {
 		life = r.Life
 	}
-	leaf := testca.Leaf{Hosts: []string{ca.cfg.ID}, NotBefore: r.At.Add(-caBackdate), NotAfter: r.At.Add(life)}
+	if life <= 0 {
+		life = caLife
+	}
+	leaf := testca.Leaf{Nameless: true, Hosts: []string{ca.cfg.ID}, NotBefore: r.At.Add(-caBackdate), NotAfter: r.At.Add(life)}
 	_, text, err := ca.signer.Sign(r.CSR.PublicKey, leaf)
 	if err != nil {
 		return nil, err
 	}
 	chain := []string{string(text)}
-	if between := ca.signer.Chain(); len(between) > 0 {
-		chain = append(chain, string(between))
+	for block, rest := pem.Decode(ca.signer.Chain()); block != nil; block, rest = pem.Decode(rest) {
+		chain = append(chain, string(pem.EncodeToMemory(block)))
 	}
 	var roots strings.Builder
 	for _, root := range ca.rootsLocked() {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // istiodConn is one stream. Its fields belong to its goroutine, but for changed.
@@ -34,9 +35,9 @@ type istiodConn struct {
 
 // watch is what one client asks for of one type.
 type watch struct {
-	names []string
-	nonce string          // sent last
-	sent  map[string]bool // delta: names that the client has
+	names  []string // delta, clusters and listeners: those that the client has
+	nonce  string   // sent last
+	always bool     // the next request is answered, whatever it asks
 }
 
 // pushOrder is the order in which istiod pushes.
@@ -100,6 +101,10 @@ func (n *istiodConn) received(raw []byte) error {
 	n.c.seen = append(n.c.seen, r)
 	n.c.mu.Unlock()
 	if n.node == nil {
+		if r.Type == Health {
+			n.mistake("this comes before all other requests", r)
+			return nil
+		}
 		if err := n.accept(r.Node); err != nil {
 			return err
 		}
@@ -110,7 +115,9 @@ func (n *istiodConn) received(raw []byte) error {
 }
 
 // mistake is what the real one logs as an error, or would suffer in silence.
-func (n *istiodConn) mistake(what string, r Request) { n.c.t.Errorf("istiod: %s: %v", what, r) }
+func (n *istiodConn) mistake(what string, r Request) {
+	n.c.config.Mistake(fmt.Sprintf("istiod: %s: %v", what, r))
+}
 
 // accept checks the node of the first request.
 func (n *istiodConn) accept(node *corev3.Node) error {
@@ -124,12 +131,16 @@ func (n *istiodConn) accept(node *corev3.Node) error {
 	if !slices.Contains([]string{"sidecar", "router", "waypoint", "ztunnel"}, parts[0]) {
 		return status.Errorf(codes.InvalidArgument, "invalid node type (valid types: sidecar, router, waypoint, ztunnel in the service node %q", node.GetId())
 	}
-	addresses := append(strings.Split(n.text(node, "INSTANCE_IPS"), ","), parts[1])
-	if !slices.ContainsFunc(addresses, func(a string) bool { _, err := netip.ParseAddr(a); return err == nil }) {
+	for _, key := range []string{"INSTANCE_IPS", "NAMESPACE", "SERVICE_ACCOUNT", "CLUSTER_ID"} {
+		if value := node.GetMetadata().GetFields()[key]; value != nil && !isText(value) {
+			return status.Errorf(codes.InvalidArgument, "failed to unmarshal node metadata: %s is no string", key)
+		}
+	}
+	if !areAddresses(strings.Split(n.text(node, "INSTANCE_IPS"), ",")) && !areAddresses(parts[1:2]) {
 		return status.Error(codes.InvalidArgument, "no valid IP address in the service node id or metadata")
 	}
 	if n.who.verified {
-		if namespace := n.text(node, "NAMESPACE"); namespace != "" && namespace != n.who.Namespace {
+		if namespace := n.namespace(node, parts[3]); namespace != "" && namespace != n.who.Namespace {
 			return status.Errorf(codes.PermissionDenied, "authorization failed: no identities (%s) matched %s", n.who.Namespace, namespace)
 		}
 		if account := n.text(node, "SERVICE_ACCOUNT"); account != "" && account != n.who.ServiceAccount {
@@ -138,6 +149,27 @@ func (n *istiodConn) accept(node *corev3.Node) error {
 	}
 	n.node = node
 	return nil
+}
+
+func isText(value *structpb.Value) bool {
+	_, ok := value.GetKind().(*structpb.Value_StringValue)
+	return ok
+}
+
+// areAddresses says whether all are: one that is not spoils the others.
+func areAddresses(all []string) bool {
+	return !slices.ContainsFunc(all, func(a string) bool { _, err := netip.ParseAddr(a); return err != nil })
+}
+
+// namespace is the node's; without metadata its domain begins with it.
+func (n *istiodConn) namespace(node *corev3.Node, domain string) string {
+	if namespace := n.text(node, "NAMESPACE"); namespace != "" {
+		return namespace
+	}
+	if first, _, more := strings.Cut(domain, "."); more {
+		return first
+	}
+	return ""
 }
 
 func (n *istiodConn) text(node *corev3.Node, key string) string {
@@ -168,6 +200,9 @@ func (n *istiodConn) request(r Request) error {
 		}
 		return nil // names in a NACK are ignored
 	}
+	if !slices.Contains(pushOrder, r.Type) {
+		return status.Errorf(codes.PermissionDenied, "no resources of type %s for a proxy", r.Type)
+	}
 	if n.delta {
 		return n.deltaRequest(r, w)
 	}
@@ -182,38 +217,39 @@ func (n *istiodConn) sotwRequest(r Request, w *watch) error {
 	case len(names) == 0 && !wildcard(r.Type):
 		delete(n.watched, r.Type)
 		return nil
-	case w == nil:
+	case w == nil || r.Nonce == "":
 		n.watched[r.Type] = &watch{names: names}
+		if endpoints := n.watched[EDS]; r.Type == CDS && endpoints != nil {
+			endpoints.always = true // Envoy waits for an answer until its clusters are warm
+		}
 		return n.push(r.Type, nil)
 	case r.Nonce != w.nonce:
 		n.c.notef(n, "ignores that, names included: its last nonce is %s", w.nonce)
 		return nil
 	}
-	added := missing(names, w.names)
-	w.names = names
+	added, always := missing(names, w.names), w.always
+	w.names, w.always = names, false
+	if always {
+		return n.push(r.Type, nil)
+	}
 	if len(added) == 0 {
 		return nil
 	}
-	return n.push(r.Type, nil)
+	return n.push(r.Type, added)
 }
 
 func (n *istiodConn) deltaRequest(r Request, w *watch) error {
+	asked := append(slices.Clone(r.Names), slices.Sorted(maps.Keys(r.Initial))...)
+	asked = missing(asked, append(slices.Clone(r.Unnames), "*"))
 	if w == nil {
-		w = &watch{names: slices.Clone(r.Names), sent: make(map[string]bool)}
-		for name := range r.Initial {
-			w.sent[name] = true
-			if !slices.Contains(w.names, name) {
-				w.names = append(w.names, name)
-			}
-		}
-		n.watched[r.Type] = w
-		return n.push(r.Type, nil)
+		n.watched[r.Type] = &watch{names: asked}
+		return errors.Join(n.push(r.Type, asked), n.pushEndpoints(r.Type))
 	}
 	if r.Nonce != "" && r.Nonce != w.nonce {
 		n.c.notef(n, "ignores that, names included: its last nonce is %s", w.nonce)
 		return nil
 	}
-	changes := len(missing(r.Names, w.names)) > 0 || slices.ContainsFunc(r.Unnames, func(name string) bool { return slices.Contains(w.names, name) })
+	changes := len(missing(asked, w.names)) > 0 || slices.ContainsFunc(r.Unnames, func(name string) bool { return slices.Contains(w.names, name) })
 	switch {
 	case r.Nonce == "" && !changes:
 		n.mistake("a spontaneous request changes no names", r)
@@ -221,27 +257,32 @@ func (n *istiodConn) deltaRequest(r Request, w *watch) error {
 		n.mistake("an answer changes names", r)
 	}
 	w.names = missing(w.names, r.Unnames)
-	for _, name := range r.Unnames {
-		delete(w.sent, name)
-	}
-	added := missing(r.Names, w.names)
-	w.names = append(w.names, added...)
-	if len(added) == 0 {
+	w.names = append(w.names, missing(asked, w.names)...)
+	if !changes {
 		return nil
 	}
-	return n.push(r.Type, added)
+	return errors.Join(n.push(r.Type, append([]string{}, asked...)), n.pushEndpoints(r.Type))
 }
 
-// push sends what the client watches of a type; only names, when some are given. Nothing is sent when there is nothing to say.
-func (n *istiodConn) push(typeURL string, only []string) error {
+// pushEndpoints follows an answer with clusters: Envoy may wait for it until they are warm.
+func (n *istiodConn) pushEndpoints(typeURL string) error {
+	if typeURL != CDS {
+		return nil
+	}
+	return n.push(EDS, nil)
+}
+
+// push sends what the client watches of a type; what it has just asked for alone, if that is not nil. Nothing is sent when there is nothing
+// to say.
+func (n *istiodConn) push(typeURL string, asked []string) error {
 	w := n.watched[typeURL]
 	if w == nil {
 		return nil
 	}
 	now := n.c.now()
 	names := w.names
-	if only != nil {
-		names = only
+	if asked != nil {
+		names = asked
 	}
 	found, answer := n.generate(now, typeURL, names)
 	if !answer {
@@ -254,7 +295,7 @@ func (n *istiodConn) push(typeURL string, only []string) error {
 	order := slices.Sorted(maps.Keys(found))
 	var m proto.Message
 	if n.delta {
-		m = n.deltaResponse(w, typeURL, version, found, order, only != nil)
+		m = n.deltaResponse(w, typeURL, version, found, order, asked)
 	} else {
 		all := &discoveryv3.DiscoveryResponse{TypeUrl: typeURL, VersionInfo: version, Nonce: w.nonce}
 		for _, name := range order {
@@ -267,21 +308,22 @@ func (n *istiodConn) push(typeURL string, only []string) error {
 	return n.send(&raw)
 }
 
-func (n *istiodConn) deltaResponse(w *watch, typeURL, version string, found map[string]*anypb.Any, order []string, partial bool) proto.Message {
+// deltaResponse: istiod's resources have no versions. What is gone it says of clusters and listeners; of others that are asked for when the
+// answer has any; of extension configs never.
+func (n *istiodConn) deltaResponse(w *watch, typeURL, version string, found map[string]*anypb.Any, order, asked []string) proto.Message {
 	m := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, SystemVersionInfo: version, Nonce: w.nonce}
 	for _, name := range order {
-		m.Resources = append(m.Resources, &discoveryv3.Resource{Name: name, Version: version, Resource: found[name]})
+		m.Resources = append(m.Resources, &discoveryv3.Resource{Name: name, Resource: found[name]})
 	}
-	if wildcard(typeURL) && !partial { // for others istiod never says what is gone
-		for _, name := range slices.Sorted(maps.Keys(w.sent)) {
-			if found[name] == nil {
-				m.RemovedResources = append(m.RemovedResources, name)
-				delete(w.sent, name)
-			}
-		}
+	had := asked
+	if asked == nil && wildcard(typeURL) {
+		had = w.names
 	}
-	for name := range found {
-		w.sent[name] = true
+	if typeURL != ECDS {
+		m.RemovedResources = slices.Sorted(slices.Values(missing(had, order)))
+	}
+	if wildcard(typeURL) {
+		w.names = order
 	}
 	return m
 }

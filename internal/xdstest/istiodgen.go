@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/wasm/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
@@ -19,7 +21,7 @@ const pullSecretKey = "ISTIO_META_WASM_IMAGE_PULL_SECRET"
 func (n *istiodConn) generate(now world, typeURL string, names []string) (map[string]*anypb.Any, bool) {
 	switch typeURL {
 	case NDS:
-		return map[string]*anypb.Any{"": {TypeUrl: NDS}}, true // an empty table
+		return map[string]*anypb.Any{"": {TypeUrl: NDS, Value: now.names}}, true
 	case PCDS:
 		if n.c.config.NoPCDS {
 			return nil, false
@@ -36,7 +38,20 @@ func (n *istiodConn) generate(now world, typeURL string, names []string) (map[st
 			found[name] = pack(r)
 		}
 	}
+	for _, name := range names {
+		if found[name] == nil && !wildcard(typeURL) {
+			found[name] = pack(empty(typeURL, name))
+		}
+	}
 	return found, wildcard(typeURL) || len(found) > 0
+}
+
+// empty is what istiod says of endpoints and routes that it does not know.
+func empty(typeURL, name string) proto.Message {
+	if typeURL == EDS {
+		return &endpointv3.ClusterLoadAssignment{ClusterName: name}
+	}
+	return &routev3.RouteConfiguration{Name: name, VirtualHosts: []*routev3.VirtualHost{{Name: "blackhole:80", Domains: []string{"*"}}}}
 }
 
 // secrets: what a client may not have, or what does not exist, gets no answer.
@@ -46,8 +61,8 @@ func (n *istiodConn) secrets(now world, names []string) (map[string]*anypb.Any, 
 	}
 	found := make(map[string]*anypb.Any)
 	for _, name := range names {
-		s, known := now.secrets[name]
-		if !known || s.namespace != n.who.Namespace || !strings.HasPrefix(name, "kubernetes://") {
+		s, known := now.secrets[secretKey(name, n.who.Namespace)]
+		if !known || s.namespace != n.who.Namespace {
 			continue
 		}
 		found[name] = pack(&tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
@@ -55,6 +70,15 @@ func (n *istiodConn) secrets(now world, names []string) (map[string]*anypb.Any, 
 		}}})
 	}
 	return found, len(found) > 0
+}
+
+// secretKey is the same for kubernetes://namespace/name and for kubernetes://name in that namespace.
+func secretKey(name, namespace string) string {
+	rest, ok := strings.CutPrefix(name, "kubernetes://")
+	if ok && !strings.Contains(rest, "/") {
+		return "kubernetes://" + namespace + "/" + rest
+	}
+	return name
 }
 
 func inline(data []byte) *corev3.DataSource {
