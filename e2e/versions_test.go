@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"golang.org/x/sys/unix"
 
+	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
 
@@ -86,6 +88,8 @@ func TestPodServesWithEveryEnvoy(t *testing.T) {
 			}
 			c := newContainerOf(t, v)
 			maps.Copy(c.proxy, everyTelemetry())
+			c.env["ENVOY_SECURE_METRICS_PORT"], c.env["ENVOY_SECURE_MERGED_METRICS_PORT"] = "15091", "15092"
+			c.project("etc/istio/pod", map[string]string{"annotations": "sidecar.istio.io/statsCompression=\"true\"\n"})
 			c.secured, c.plugin = true, &p
 			edge := c.ca.Issue(t, testca.Leaf{Hosts: []string{"edge.test"}})
 			c.istiod.SetSecret(edgeSecret, "ingress", edge.CertPEM, edge.KeyPEM)
@@ -103,13 +107,44 @@ func TestPodServesWithEveryEnvoy(t *testing.T) {
 			if v.noWasm {
 				c.wantNoRuntime(p)
 			}
-			_, envoy := c.processes()
-			if err := syscall.Kill(envoy, syscall.SIGKILL); envoy == 0 || err != nil {
-				t.Fatalf("kill Envoy %d: %v", envoy, err)
+			_, pid := c.processes()
+			if err := syscall.Kill(pid, syscall.SIGKILL); pid == 0 || err != nil {
+				t.Fatalf("kill Envoy %d: %v", pid, err)
 			}
-			waitGone(t, envoy, time.Second)
+			waitGone(t, pid, time.Second)
 			t.Logf("everything is served %v after a crash", c.agent.eventually(compiled, "everything is served again", served))
 		})
+	}
+}
+
+// TestEveryEnvoyTakesTheBootstrap: with whatever is in it.
+func TestEveryEnvoyTakesTheBootstrap(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t)
+	overlay := filepath.Join(a.dir, "overlay.yaml")
+	writeFile(t, overlay, []byte("static_resources: { clusters: [{ name: mine, connect_timeout: 1s }] }\n"))
+	for name, flags := range map[string][]string{
+		"plain": nil,
+		"zipkin": {
+			"--tracing=zipkin=127.0.0.1:9411", "--statsd=127.0.0.1:8125", "--metrics-service=127.0.0.1:1", "--access-log-service=127.0.0.1:1",
+			"--outlier-log=/dev/stdout", "--max-connections=10", "--runtime=a.b=true", "--stats-tag=a=((b)c)", "--stats-prefix=x", "--stats-suffix=x",
+			"--stats-regexp=x.*", "--stats-default-tags=false", "--xds-mode=sotw", "--sds-external=/sds.sock", "--node-locality=a/b/c",
+			"--bootstrap-overlay=" + overlay,
+		},
+		"datadog": {"--tracing=datadog=localhost:8126", "--admin-address=127.0.0.1:1", "--ready-address=[::]:2", "--prometheus-address=off"},
+	} {
+		args := append([]string{"bootstrap", "--xds-address", "127.0.0.1:1", "--run-dir", a.dir, "--data-dir", a.dir}, flags...)
+		text, err := exec.CommandContext(t.Context(), agentBinary, args...).Output()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		file := filepath.Join(a.dir, name+".json")
+		writeFile(t, file, text)
+		for _, v := range envoyVersions {
+			if err := envoy.Validate(t.Context(), v.path(t), file); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }
 
