@@ -54,7 +54,15 @@ func connectionTo(e registries.Endpoint) safehttp.Endpoint {
 	}
 }
 
-// settingsOf returns what the operator says of a host that a registry leads to: a token server, or where it keeps its blobs.
+// Web returns the transport for a web server. What the operator says of a registry of that name, its CA or that any certificate will do, counts
+// there too; credentials are for registries. plain allows plain HTTP.
+func (c *Client) Web(host string, plain bool) http.RoundTripper {
+	e, _ := c.settingsOf(host)
+	e.Host, e.Plain, e.Led = host, plain, c.settingsOf
+	return c.cfg.HTTP.Endpoint(e)
+}
+
+// settingsOf returns what the operator says of a host that is no registry: a token server, where a registry keeps its blobs, or a web server.
 func (c *Client) settingsOf(host string) (safehttp.Endpoint, bool) {
 	for _, byDigest := range []bool{true, false} { // it may be configured for one only
 		endpoints, err := c.cfg.Registries.Endpoints(host, "led", byDigest)

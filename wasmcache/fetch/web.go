@@ -24,7 +24,7 @@ func (c *Client) openHTTP(ctx context.Context, op string, ref Reference) (io.Rea
 		return nil, 0, broken(op, "not a usable URL")
 	}
 	req.Header.Set("Accept", "application/wasm, */*;q=0.5")
-	resp, err := c.http.Do(ctx, c.http.Transport(ref.url.Host, ref.url.Scheme == "http"), req)
+	resp, err := c.http.Do(ctx, c.oci.Web(ref.url.Host, ref.url.Scheme == "http"), req)
 	if err != nil {
 		return nil, 0, oci.Classify(op, err)
 	}
