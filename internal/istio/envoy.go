@@ -128,6 +128,6 @@ func (m *mapping) mapLife() {
 
 func (m *mapping) mapModules() {
 	m.out.ModuleSize = m.number("ISTIO_WASM_MAX_BINARY_SIZE_BYTES", 0, 1, math.MaxInt)
-	m.out.InsecureRegistries = list(m.in.Env["WASM_INSECURE_REGISTRIES"])
+	m.out.InsecureRegistries = m.insecureRegistries()
 	m.out.ModuleExpiry = m.duration("WASM_MODULE_EXPIRY", 0)
 }

@@ -99,8 +99,8 @@ func Load(cfg Config) (*Registries, error) {
 	r := &Registries{env: env, identities: newIdentities(env)}
 	var errs []error
 	for _, host := range cfg.Insecure {
-		if err := checkHost(host); err != nil && host != "*" {
-			errs = append(errs, fmt.Errorf("--insecure-registry: %w, nor *", err))
+		if err := CheckInsecure(host); err != nil {
+			errs = append(errs, fmt.Errorf("--insecure-registry: %w", err))
 		}
 		r.insecure = append(r.insecure, canonical(host))
 	}
@@ -125,6 +125,17 @@ func Load(cfg Config) (*Registries, error) {
 		return nil, err
 	}
 	return r, nil
+}
+
+// CheckInsecure says what is wrong with a value of Config.Insecure.
+func CheckInsecure(host string) error {
+	if host == "*" {
+		return nil
+	}
+	if err := checkHost(host); err != nil {
+		return fmt.Errorf("%w, nor *", err)
+	}
+	return nil
 }
 
 func open(path string, log *slog.Logger, env *environment) (source, error) {
