@@ -164,7 +164,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	e.events.close()
 	e.seen.close()
 	r.wg.Wait()
-	return r.lastSave()
+	r.lastSave()
+	return nil
 }
 
 var errStopped = errors.New("the agent is stopping")

@@ -329,14 +329,15 @@ func TestEngineStateTrouble(t *testing.T) {
 func TestEngineLastSaveFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{}
-		b := newBench(t, Config{State: d})
+		var out strings.Builder
+		b := newBench(t, Config{State: d, Log: slog.New(slog.NewTextHandler(&out, nil))})
 		synctest.Wait()
 		d.err = errors.New("disk full")
 		b.open(1, "p")
 		b.offer(1, 1, v1)
 		synctest.Wait()
-		if err := b.stop(); err == nil || !strings.Contains(err.Error(), "disk full") {
-			t.Errorf("Run returned %v", err)
+		if err := b.stop(); err != nil || !strings.Contains(out.String(), "level=ERROR") || !strings.Contains(out.String(), "disk full") {
+			t.Errorf("Run returned %v: it was asked to stop; log: %s", err, out.String())
 		}
 	})
 }

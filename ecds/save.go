@@ -1,9 +1,6 @@
 package ecds
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 const (
 	saveEvery = time.Second      // changes within it share one write
@@ -62,19 +59,19 @@ func (r *run) saveDone(err error) {
 	}
 }
 
-// lastSave writes what is not on disk when everything else has ended.
-func (r *run) lastSave() error {
+// lastSave writes what is not on disk when everything else has ended. That it cannot, on a full disk perhaps, is no reason to end with an error
+// when asked to stop: the last state that could be saved is there.
+func (r *run) lastSave() {
 	if r.cfg.State == nil || !r.unsaved && !r.saving {
-		return nil // a save that was under way may have failed, so it is repeated
+		return // a save that was under way may have failed, so it is repeated
 	}
 	data, err := r.snapshotBytes()
 	if err == nil {
 		err = r.cfg.State.Save(data)
 	}
 	if err != nil {
-		return fmt.Errorf("save extension state: %w", err)
+		r.cfg.Log.Error("extension state cannot be saved, the next start does without the last changes", "err", err)
 	}
-	return nil
 }
 
 // findPolicyModules asks for the built-in modules before they are needed, and outside the lock: the module store may ask
