@@ -39,6 +39,9 @@ type Config struct {
 	LogLevel    func() string                                 // GET /loglevel; required
 	SetLogLevel func(ctx context.Context, level string) error // PUT /loglevel; required
 
+	// Notes are what is not as it should be and does not make the gateway unready: lines of GET /readyz?verbose. nil: none.
+	Notes func() []string
+
 	// EnvoyMetrics are Envoy's metrics as Prometheus text; the query is the scraper's, nil without one. nil: none.
 	EnvoyMetrics func(ctx context.Context, query url.Values) (io.ReadCloser, error)
 	MetricsLocal bool // metrics are for loopback only, on Public
@@ -214,10 +217,12 @@ func (c Check) why() string {
 	if c.Reason == "" {
 		return "no reason given"
 	}
-	return strings.Join(strings.Fields(c.Reason), " ")
+	return oneLine(c.Reason)
 }
 
-// readyz is the long form of /healthz/ready: with ?verbose a line per check.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// readyz is the long form of /healthz/ready: with ?verbose a line per check and note.
 func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	checks := s.config.Ready(r.Context())
 	if !r.URL.Query().Has("verbose") {
@@ -230,6 +235,11 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 			lines = append(lines, "[+] "+c.Name+" ok")
 		} else {
 			lines = append(lines, "[-] "+c.Name+" failed: "+c.why())
+		}
+	}
+	if s.config.Notes != nil {
+		for _, note := range s.config.Notes() {
+			lines = append(lines, "[!] "+oneLine(note))
 		}
 	}
 	if len(failures(checks)) > 0 {

@@ -59,6 +59,9 @@ func newServer(t *testing.T, c Config) *Server {
 
 func TestPages(t *testing.T) {
 	up, down := newServer(t, testConfig("")), newServer(t, testConfig("Envoy is starting"))
+	config := testConfig("")
+	config.Notes = func() []string { return []string{"plugin p is pending: it\n[+] forged ok"} }
+	noted := newServer(t, config)
 	tests := []struct {
 		handler              http.Handler
 		method, target, body string
@@ -73,6 +76,8 @@ func TestPages(t *testing.T) {
 		{down.Public(), "GET", "/readyz", "", 503, "envoy live: Envoy is starting"},
 		{up.Public(), "GET", "/readyz?verbose", "", 200, "[+] envoy live ok\nreadyz check passed"},
 		{up.Public(), "GET", "/readyz", "", 200, "ok"},
+		{noted.Public(), "GET", "/readyz?verbose", "", 200, "[+] envoy live ok\n[!] plugin p is pending: it [+] forged ok\nreadyz check passed"},
+		{noted.Public(), "GET", "/healthz/ready", "", 200, "ok"},
 		{up.Public(), "GET", "/", "", 200, "/healthz/ready"},
 		{up.Public(), "POST", "/healthz/ready", "", 405, ""},
 		{up.Public(), "GET", "/status", "", 404, ""},

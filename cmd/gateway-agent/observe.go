@@ -21,6 +21,7 @@ func (g *gateway) buildStatus() (err error) {
 	config := status.Config{
 		Ready:        g.readyChecks,
 		Live:         g.liveChecks,
+		Notes:        g.pluginNotes,
 		Status:       func(ctx context.Context) any { return g.report(ctx) },
 		Debug:        g.debugViews(),
 		LogLevel:     func() string { return strings.ToLower(g.level.Level().String()) },

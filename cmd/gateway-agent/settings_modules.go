@@ -17,6 +17,7 @@ type moduleSettings struct {
 	wasmRetryMax  time.Duration
 	wasmRefresh   time.Duration
 	wasmPreloaded string
+	readyWasm     bool
 	lockfile      string
 
 	wasmUnvouch   string
@@ -37,6 +38,7 @@ func (s *moduleSettings) wasmFlags(f *pflag.FlagSet) {
 	f.DurationVar(&s.wasmHold, "wasm-hold", 10*time.Second, "how long a new plugin may wait for its module before its failure policy answers")
 	f.DurationVar(&s.wasmRetryMax, "wasm-retry-max", time.Minute, "longest wait between two tries to get a module that cannot be had")
 	f.DurationVar(&s.wasmRefresh, "wasm-refresh", 0, "how often the registry is asked whether the tags in use have moved (default: never)")
+	f.BoolVar(&s.readyWasm, "ready-requires-wasm", false, "not ready before each plugin that Envoy wants runs, be it in an earlier version")
 	f.StringVar(&s.wasmPreloaded, "wasm-preloaded", "trust", "modules put into the store by 'wasm pull' or 'wasm import': 'trust' lets every plugin use them, 'verify' asks the registry for each plugin's pull secret")
 	f.StringVar(&s.lockfile, "lockfile", "", "file of 'wasm pull --lockfile': references mean what it says, and what it lacks is refused")
 	s.retentionFlags(f)

@@ -94,6 +94,10 @@ func (g *gateway) readyChecks(context.Context) []status.Check {
 		reason := g.missingIdentity()
 		checks = append(checks, status.Check{Name: "identity", OK: reason == "", Reason: reason})
 	}
+	if g.settings.readyWasm {
+		reason := g.missingPlugin()
+		checks = append(checks, status.Check{Name: "plugins", OK: reason == "", Reason: reason})
+	}
 	if g.dns != nil {
 		checks = append(checks, g.nameTableCheck())
 	}
@@ -115,6 +119,37 @@ func (g *gateway) missingIdentity() string {
 		}
 	}
 	return ""
+}
+
+// missingPlugin says which plugin has no module that runs, the first of them. Once ready, always ready.
+func (g *gateway) missingPlugin() string {
+	if g.plugins == nil || g.readyAfter.Load() != 0 {
+		return ""
+	}
+	for _, p := range g.plugins.Status() {
+		if p.State != ecds.StateLive && p.State != ecds.StatePassed && p.DigestLive == "" {
+			return fmt.Sprintf("%s is %s: %s (--ready-requires-wasm)", p.Name, p.State, p.Reason)
+		}
+	}
+	return ""
+}
+
+// pluginNotes say of each plugin that does not run as the control plane wants what is wrong and what comes next.
+func (g *gateway) pluginNotes() (notes []string) {
+	if g.plugins == nil {
+		return nil
+	}
+	for _, p := range g.plugins.Status() {
+		if p.State == ecds.StateLive || p.State == ecds.StatePassed {
+			continue
+		}
+		note := fmt.Sprintf("plugin %s is %s: %s", p.Name, p.State, p.Reason)
+		if !p.NextRetry.IsZero() {
+			note += fmt.Sprintf("; next try in %s (%d so far)", max(0, time.Until(p.NextRetry)).Round(time.Second), p.Attempts)
+		}
+		notes = append(notes, note)
+	}
+	return notes
 }
 
 // liveChecks fail only when a restart of the agent would help.
