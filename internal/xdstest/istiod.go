@@ -27,6 +27,7 @@ type IstiodConfig struct {
 	TLS       *tls.Certificate    // its certificate; nil: plain text, where nobody's identity is verified (istiod's port 15010)
 	ClientCAs *x509.CertPool      // of client certificates that it takes instead of a token
 	Tokens    map[string]Identity // bearer tokens that it takes
+	Header    map[string]string   // metadata that every stream must have
 	Clusters  []string            // ids of the clusters it knows; default Kubernetes
 	NoPCDS    bool                // it does not answer requests for PCDS
 	NoHealth  bool                // nobody should tell it its health: there is no readiness probe

@@ -46,6 +46,7 @@ var pushOrder = []string{CDS, EDS, LDS, RDS, ECDS, SDS, NDS, PCDS}
 func (c *Istiod) serve(s grpc.ServerStream, delta bool) error {
 	conn := &istiodConn{c: c, delta: delta, send: s.SendMsg, watched: make(map[string]*watch), changed: make(chan struct{}, 1)}
 	var err error
+	c.checkHeader(s.Context())
 	if conn.who, err = c.authenticate(s.Context()); err != nil {
 		c.notef(conn, "refused: %v", err)
 		return err

@@ -51,6 +51,7 @@ func (w *Workload) followExternal(ctx context.Context, name string) {
 	w.cfg.Server.Assign(name, nil, waiting)
 	for failures := 0; ctx.Err() == nil; {
 		begin := time.Now()
+		before, _ := os.Stat(socket)
 		err := w.streamExternal(ctx, name)
 		if ctx.Err() != nil {
 			return
@@ -61,10 +62,21 @@ func (w *Workload) followExternal(ctx context.Context, name string) {
 		w.note(name, fmt.Errorf("the server at %s cannot be asked for %s: %w", socket, name, err))
 		failures++
 		limit := min(externalBase<<min(failures, 10), externalMost)
-		if !pause(ctx, max(time.Duration(rand.Float64()*float64(limit)), externalBase/4)) {
-			return
+		if w.awaitSocket(ctx, before, max(time.Duration(rand.Float64()*float64(limit)), externalBase/4)) {
+			failures = 0
 		}
 	}
+}
+
+// awaitSocket waits, at most until the socket's file is another than before, and says whether it is.
+func (w *Workload) awaitSocket(ctx context.Context, before os.FileInfo, limit time.Duration) bool {
+	for end := time.Now().Add(limit); time.Now().Before(end) && ctx.Err() == nil; {
+		pause(ctx, min(w.cfg.Poll, time.Until(end)))
+		if w.replaced(before) {
+			return true
+		}
+	}
+	return false
 }
 
 // note remembers and logs what is wrong with a secret of the external server; nil: nothing.
@@ -133,10 +145,16 @@ func (w *Workload) streamExternal(ctx context.Context, name string) error {
 	}
 }
 
+// replaced says whether the socket's file is there and another than before, which may be nil. A new one may get the number of the old one.
+func (w *Workload) replaced(before os.FileInfo) bool {
+	now, err := os.Stat(w.cfg.Choice.Socket)
+	return err == nil && (before == nil || !os.SameFile(before, now) || !before.ModTime().Equal(now.ModTime()))
+}
+
 // watchSocket ends the stream when the socket's file is replaced: whoever listens now is the one to ask.
 func (w *Workload) watchSocket(ctx context.Context, cancel context.CancelCauseFunc, before os.FileInfo) {
 	for pause(ctx, w.cfg.Poll) {
-		if now, err := os.Stat(w.cfg.Choice.Socket); err == nil && !os.SameFile(before, now) {
+		if w.replaced(before) {
 			cancel(errors.New("its socket has been replaced"))
 			return
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -135,6 +136,50 @@ func TestExternal(t *testing.T) {
 	until(t, "the successor's", func() bool { return w.has(fifth.Cert.SerialNumber.String()) })
 	if err := w.SetTrustBundle([]string{string(ca.PEM)}); err != nil {
 		t.Errorf("SetTrustBundle: %v", err)
+	}
+}
+
+// Who waits for a server that does not answer sees when its socket is replaced.
+func TestAwaitSocket(t *testing.T) {
+	for name, tc := range map[string]struct {
+		there bool          // a leftover, at first
+		comes time.Duration // 0: never
+		want  time.Duration
+		found bool
+	}{
+		"appears":     {false, 3 * time.Second, 3 * time.Second, true},
+		"is replaced": {true, 3 * time.Second, 3 * time.Second, true},
+		"stays":       {true, 0, 10 * time.Second, false},
+		"never comes": {false, 0, 10 * time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "s")
+				create := func() {
+					if err := os.WriteFile(path, nil, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if tc.there {
+					create()
+				}
+				w := &Workload{cfg: Config{Choice: Choice{Socket: path}, Poll: time.Second}}
+				before, _ := os.Stat(path)
+				if tc.comes > 0 {
+					time.AfterFunc(tc.comes-time.Millisecond, func() { _ = os.Remove(path); create() })
+				}
+				began := time.Now()
+				found := w.awaitSocket(t.Context(), before, 10*time.Second)
+				if took := time.Since(began); found != tc.found || took != tc.want {
+					t.Errorf("found %v after %v, want %v after %v", found, took, tc.found, tc.want)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				if began = time.Now(); w.awaitSocket(ctx, before, time.Hour) && !tc.found || time.Since(began) > 0 {
+					t.Errorf("told to end, it waited %v more", time.Since(began))
+				}
+			})
+		})
 	}
 }
 
