@@ -177,7 +177,7 @@ func (c *container) wantNode() {
 		"NAMESPACE": "ingress", "SERVICE_ACCOUNT": "gw", "CLUSTER_ID": "Kubernetes", "NAME": "gw-abc", "WORKLOAD_NAME": "gw", "NODE_NAME": "node-1",
 		"IDLE_TIMEOUT": "1h", "MESH_ID": "cluster.local", "OWNER": c.env["ISTIO_META_OWNER"], "UNPRIVILEGED_POD": "true",
 		"POD_PORTS":         c.env["ISTIO_META_POD_PORTS"],
-		"ENVOY_STATUS_PORT": 15021.0, "ENVOY_PROMETHEUS_PORT": 15090.0, "INSTANCE_IPS": podAddress + "," + istiodAddress,
+		"ENVOY_STATUS_PORT": 15021.0, "ENVOY_PROMETHEUS_PORT": 15090.0, "INSTANCE_IPS": podAddress,
 		"LABELS":      map[string]any{"app": "gw", "istio": "ingress", "service.istio.io/canonical-name": "gw"},
 		"ANNOTATIONS": map[string]any{"inject.istio.io/templates": "gateway", "prometheus.io/port": "15020"},
 	} {

@@ -82,7 +82,7 @@ func listInterfaces() (all []istio.Interface, reachable bool, err error) {
 		if face.Flags&net.FlagUp == 0 || err != nil {
 			continue
 		}
-		found := istio.Interface{Name: face.Name}
+		found := istio.Interface{Name: face.Name, Loopback: face.Flags&net.FlagLoopback != 0}
 		for _, address := range addresses {
 			prefix, err := netip.ParsePrefix(address.String())
 			if err != nil {

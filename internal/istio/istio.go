@@ -38,6 +38,7 @@ const (
 // Interface is a network interface of the pod.
 type Interface struct {
 	Name      string
+	Loopback  bool
 	Addresses []netip.Addr
 }
 

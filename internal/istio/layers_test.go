@@ -120,3 +120,24 @@ func TestVariablesOfOtherPrograms(t *testing.T) {
 		}
 	}
 }
+
+// A value that an enum has not is refused, as by pilot-agent: left out, it would be the enum's first, which for controlPlaneAuthPolicy is no
+// TLS at all.
+func TestUnknownValues(t *testing.T) {
+	for name, config := range map[string]string{
+		`controlPlaneAuthPolicy "NEVER"`:               "controlPlaneAuthPolicy: NEVER",
+		`gatewayTopology.forwardClientCertDetails "A"`: "gatewayTopology: {forwardClientCertDetails: A}",
+		`proxyHeaders.forwardedClientCert "B"`:         "proxyHeaders: {forwardedClientCert: B}",
+		`tracing_service_name "C"`:                     "tracing_service_name: C",
+	} {
+		_, _, err := try(t, func(p *pod) { p.env["PROXY_CONFIG"] = config })
+		if err == nil || !strings.Contains(err.Error(), "PROXY_CONFIG has a value that Istio "+Version+" does not know: "+name) {
+			t.Errorf("%s: %v", config, err)
+		}
+	}
+	for _, config := range []string{"controlPlaneAuthPolicy: MUTUAL_TLS", "controlPlaneAuthPolicy: 1", "gatewayTopology: {forwardClientCertDetails: SANITIZE}"} {
+		if s, warnings, err := try(t, func(p *pod) { p.env["PROXY_CONFIG"] = config }); err != nil || len(warnings) > 0 || s.ControlPlane.Plaintext {
+			t.Errorf("%s: %v, %q, plaintext %v", config, err, warnings, s.ControlPlane.Plaintext)
+		}
+	}
+}

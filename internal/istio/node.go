@@ -55,7 +55,7 @@ func (m *mapping) addresses() []string {
 	}
 	excluded := list(m.annotations[excludeInterfaces])
 	for _, face := range m.in.Interfaces {
-		if slices.Contains(excluded, face.Name) {
+		if face.Loopback || slices.Contains(excluded, face.Name) {
 			continue
 		}
 		for _, ip := range face.Addresses {

@@ -139,8 +139,12 @@ func (m *mapping) parse(what, text string, into proto.Message) (map[string]json.
 		m.fail("%s cannot be read: %w", what, err)
 		return nil, false
 	}
-	for _, name := range unknownFields(into.ProtoReflect().Descriptor(), document) {
+	odd := findOddities(into.ProtoReflect().Descriptor(), document)
+	for _, name := range odd.fields {
 		m.warn("%s has a field that Istio %s does not know, it is ignored: %s", what, Version, name)
+	}
+	for _, value := range odd.values {
+		m.fail("%s has a value that Istio %s does not know: %s", what, Version, value)
 	}
 	return members(document), true
 }

@@ -2,25 +2,37 @@ package istio
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// unknownFields are the fields of a JSON document that a message does not have, as paths, in order.
-func unknownFields(message protoreflect.MessageDescriptor, document []byte) []string {
-	var value any
-	if json.Unmarshal(document, &value) != nil {
-		return nil
-	}
-	return unknownIn(message, value, "")
+// oddities are what a JSON document has and its message has not, as paths, in order.
+type oddities struct {
+	fields []string // no such field
+	values []string // PATH "VALUE": the enum has no such value. Leaving it out would make it the first one, which may mean something
 }
 
-func unknownIn(message protoreflect.MessageDescriptor, value any, path string) (all []string) {
+func findOddities(message protoreflect.MessageDescriptor, document []byte) (o oddities) {
+	var value any
+	if json.Unmarshal(document, &value) == nil {
+		o.message(message, value, "")
+	}
+	return o
+}
+
+func add(to *[]string, text string) {
+	if !slices.Contains(*to, text) {
+		*to = append(*to, text)
+	}
+}
+
+func (o *oddities) message(message protoreflect.MessageDescriptor, value any, path string) {
 	object, ok := value.(map[string]any)
 	if !ok || message.FullName().Parent() == "google.protobuf" { // those have JSON of their own
-		return nil
+		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
 		field := message.Fields().ByJSONName(name)
@@ -28,39 +40,35 @@ func unknownIn(message protoreflect.MessageDescriptor, value any, path string) (
 			field = message.Fields().ByTextName(name)
 		}
 		if field == nil {
-			all = append(all, path+name)
+			add(&o.fields, path+name)
 			continue
 		}
-		all = append(all, unknownBelow(field, object[name], path+name+".")...)
+		o.field(field, object[name], path+name)
 	}
-	return all
 }
 
-// unknownBelow looks into the messages that a field holds: one, a list of them, or a map.
-func unknownBelow(field protoreflect.FieldDescriptor, value any, path string) (all []string) {
-	message := field.Message()
-	if field.IsMap() {
-		message = field.MapValue().Message()
-	}
-	if message == nil {
-		return nil
-	}
+// field looks at what a field holds: one thing, a list, or a map.
+func (o *oddities) field(field protoreflect.FieldDescriptor, value any, path string) {
 	members := []any{value}
 	switch value := value.(type) {
 	case []any:
 		members = value
 	case map[string]any:
 		if field.IsMap() {
-			members = slices.Collect(maps.Values(value))
-		}
-	}
-	for _, member := range members {
-		for _, name := range unknownIn(message, member, path) {
-			if !slices.Contains(all, name) {
-				all = append(all, name)
+			field = field.MapValue()
+			members = nil
+			for _, key := range slices.Sorted(maps.Keys(value)) {
+				members = append(members, value[key])
 			}
 		}
 	}
-	slices.Sort(all)
-	return all
+	for _, member := range members {
+		text, isText := member.(string)
+		switch {
+		case field.Message() != nil:
+			o.message(field.Message(), member, path+".")
+		case field.Enum() != nil && isText && field.Enum().Values().ByName(protoreflect.Name(text)) == nil:
+			add(&o.values, fmt.Sprintf("%s %q", path, text))
+		}
+	}
 }
