@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -305,8 +306,13 @@ func (c *container) wantDrained(origin *patient, announce bool) {
 
 func wantRefused(addresses ...string) error {
 	for _, address := range addresses {
-		if _, err := handshake(address); !errors.Is(err, syscall.ECONNREFUSED) {
-			return fmt.Errorf("%s: %v", address, err)
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+			return fmt.Errorf("%s is listened on", address)
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
 		}
 	}
 	return nil
