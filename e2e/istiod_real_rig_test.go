@@ -22,6 +22,7 @@ type realIstiod struct {
 	plain   string // host:port without
 	dir     string
 	args    []string
+	env     []string
 	log     *lockedBuffer
 	process *exec.Cmd
 	done    chan struct{}
@@ -42,10 +43,16 @@ func newRealIstiod(t *testing.T, kube *kubeAPI, ca *testca.CA, secure, plain str
 	_, control, _ := net.SplitHostPort(freeAddress(t))
 	i.args = []string{
 		"discovery", "--log_output_level=krt:error,controllers:error,klog:none,default:info,kube:error,krt:error,model:error,sync:error", "--kubeconfig=" + filepath.Join(i.dir, "kubeconfig"), "--secureGRPCAddr=" + secure, "--grpcAddr=" + plain,
-		"--httpAddr=127.0.0.1:0", "--httpsAddr=", "--monitoringAddr=", "--ctrlz_port=" + control, "--shutdownDuration=0s", "--profile=false",
+		"--httpAddr=127.0.0.1:0", "--httpsAddr=", "--monitoringAddr=", "--ctrlz_port=" + control, "--shutdownDuration=1s", "--profile=false",
+	}
+	i.env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + i.dir, "POD_NAME=istiod", "POD_NAMESPACE=istio-system", "CLUSTER_ID=Kubernetes", "GOMAXPROCS=2",
+		"KUBE_FEATURE_WatchListClient=false", "INJECT_ENABLED=false", "VALIDATION_WEBHOOK_CONFIG_NAME=", "INJECTION_WEBHOOK_CONFIG_NAME=",
+		"PILOT_ENABLE_GATEWAY_API=false", "PILOT_ENABLE_IP_AUTOALLOCATE=false", "PILOT_ENABLE_AMBIENT=false", "ISTIO_MULTIROOT_MESH=true",
+		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", // Envoy is not Istio's build
 	}
 	t.Cleanup(func() {
-		i.kill()
+		i.end(syscall.SIGKILL)
 		if t.Failed() {
 			t.Logf("the real istiod:\n%s", tail(i.log.String(), 120))
 		}
@@ -72,12 +79,7 @@ func (i *realIstiod) start() time.Duration {
 	}
 	cmd := exec.CommandContext(i.t.Context(), binary, i.args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = i.dir, i.log, i.log
-	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + i.dir, "POD_NAME=istiod", "POD_NAMESPACE=istio-system", "CLUSTER_ID=Kubernetes",
-		"KUBE_FEATURE_WatchListClient=false", "INJECT_ENABLED=false", "VALIDATION_WEBHOOK_CONFIG_NAME=", "INJECTION_WEBHOOK_CONFIG_NAME=",
-		"PILOT_ENABLE_METADATA_EXCHANGE=false", "PILOT_ENABLE_ALPN_FILTER=false", // Envoy is not Istio's build
-		"PILOT_ENABLE_GATEWAY_API=false", "PILOT_ENABLE_IP_AUTOALLOCATE=false", "PILOT_ENABLE_AMBIENT=false", "GOMAXPROCS=2", "ISTIO_MULTIROOT_MESH=true",
-	}
+	cmd.Env = i.env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	began, done := time.Now(), make(chan struct{})
 	if err := cmd.Start(); err != nil {
@@ -103,12 +105,15 @@ func (i *realIstiod) start() time.Duration {
 	return time.Since(began)
 }
 
-// kill ends it at once.
-func (i *realIstiod) kill() {
+// strict makes it end when a client does what none should: answer with a nonce that was never sent, or change no names.
+func (i *realIstiod) strict() { i.env = append(i.env, "UNSAFE_PILOT_ENABLE_RUNTIME_ASSERTIONS=true") }
+
+// end signals it and waits until it has ended.
+func (i *realIstiod) end(signal os.Signal) {
 	if i.process == nil {
 		return
 	}
-	_ = i.process.Process.Kill()
+	_ = i.process.Process.Signal(signal)
 	<-i.done
 	i.process = nil
 }

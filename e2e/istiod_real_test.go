@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,14 +25,19 @@ type meshConfig struct {
 	origin string
 	header string // that the route adds
 	module string // of the plugin
+	always bool   // its pull policy
 	say    string // its configuration
 }
 
 // apply brings the route and the plugin up to date.
 func (m meshConfig) apply() {
 	m.route()
+	policy := "IfNotPresent"
+	if m.always {
+		policy = "Always"
+	}
 	m.kube.apply("WasmPlugin", "ingress", "hello", object{"spec": object{
-		"selector": object{"matchLabels": object{"istio": "ingress"}}, "url": m.module, "imagePullSecret": "regcred",
+		"selector": object{"matchLabels": object{"istio": "ingress"}}, "url": m.module, "imagePullSecret": "regcred", "imagePullPolicy": policy,
 		"phase": "AUTHN", "pluginConfig": object{"value": m.say},
 	}})
 }
@@ -103,15 +110,19 @@ func newRealPod(t *testing.T) *realPod {
 // TestPodOfRealIstiod: a gateway pod whose control plane and certificate authority are Istio's own.
 func TestPodOfRealIstiod(t *testing.T) {
 	t.Parallel()
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
+	for _, tt := range []struct {
+		mode string
+		end  syscall.Signal // of istiod
+	}{{"delta", syscall.SIGKILL}, {"sotw", syscall.SIGTERM}} {
+		t.Run(tt.mode, func(t *testing.T) {
 			if !inSpace(t) {
 				return
 			}
 			p := newRealPod(t)
-			p.proxy["terminationDrainDuration"] = "1s"
+			p.real.strict()
+			p.proxy["terminationDrainDuration"], p.env["SECRET_TTL"] = "1s", "14s"
 			t.Logf("istiod served after %v", p.real.start())
-			p.start("--xds-mode=" + mode)
+			p.start("--xds-mode=" + tt.mode)
 			p.agent.waitReady()
 			p.agent.eventually(compiled, "the plugin serves", func() error { return wantHeader(podURL, "x-hello", "one") })
 			if err := wantHeader(podURL, "x-route", "one"); err != nil {
@@ -121,8 +132,10 @@ func TestPodOfRealIstiod(t *testing.T) {
 			p.wantEdge(p.edge)
 			p.wantServed(podFiles, p.files)
 			p.wantChanges()
-			p.wantOutlived()
+			p.wantOutlived(tt.end)
 			p.wantPluginGone()
+			p.wantRenewed()
+			p.wantNoMistakes()
 			p.wantNoSecrets(append(append(secretWords(registrytest.Password)[1:], keyWords(p.edge.KeyPEM)...), keyWords(p.files.KeyPEM)...)...)
 			p.agent.signal(syscall.SIGTERM)
 			if code := p.agent.wait(10 * time.Second); code != 0 {
@@ -141,7 +154,7 @@ func (p *realPod) wantServed(address string, pair testca.Pair) {
 	}
 }
 
-// wantChanges: a route, a plugin's configuration and a Secret.
+// wantChanges: a route, a Secret, a plugin's configuration and its module.
 func (p *realPod) wantChanges() {
 	p.t.Helper()
 	p.mesh.header = "two"
@@ -154,15 +167,19 @@ func (p *realPod) wantChanges() {
 	p.mesh.say = "two"
 	p.mesh.apply()
 	p.agent.eventually(compiled, "a changed plugin is live", func() error { return wantHeader(podURL, "x-hello", "two") })
+	p.reg.push("private:v1", helloModule(p.t, "v2"))
+	p.mesh.always = true
+	p.mesh.apply()
+	p.agent.eventually(compiled, "a moved tag is followed", func() error { return wantHeader(podURL, "x-hello-version", "v2") })
 }
 
-// wantOutlived: istiod is killed under load, the configuration is changed, and it starts again.
-func (p *realPod) wantOutlived() {
+// wantOutlived: istiod ends under load, the configuration is changed, and it starts again.
+func (p *realPod) wantOutlived(signal os.Signal) {
 	t := p.t
 	t.Helper()
 	l := startLoad(t, podURL, 50)
 	stop := handshakes(t, podEdge)
-	p.real.kill()
+	p.real.end(signal)
 	time.Sleep(2 * time.Second)
 	if err := wantCode("http://"+podReady+"/healthz/ready", http.StatusOK); err != nil {
 		t.Errorf("without istiod: %v", err)
@@ -191,5 +208,32 @@ func (p *realPod) wantPluginGone() {
 	p.agent.eventually(5*time.Second, "the removed plugin is gone", func() error { return wantHeader(podURL, "x-hello", "") })
 	if err := wantHeader(podURL, "x-route", "three"); err != nil {
 		p.t.Error(err)
+	}
+}
+
+// wantRenewed: the identity's life is 14 s; the second certificate was asked for with the first.
+func (p *realPod) wantRenewed() {
+	p.t.Helper()
+	p.agent.eventually(20*time.Second, "the CA has certified again", func() error {
+		if n := strings.Count(p.agent.log.String(), "certificate authority has certified the workload"); n < 2 {
+			return fmt.Errorf("certified %d times", n)
+		}
+		return nil
+	})
+	p.wantMutual()
+}
+
+// wantNoMistakes: istiod has nothing to say against what it was sent.
+func (p *realPod) wantNoMistakes() {
+	p.t.Helper()
+	if !strings.Contains(p.real.log.String(), "unsafe features enabled") {
+		p.t.Error("istiod is not strict")
+	}
+	for line := range strings.Lines(p.real.log.String()) {
+		for _, word := range []string{"ACK ERROR", "mismatch", "health check probe before", "Unauthorized", "authenticate", "signing error", "panic"} {
+			if strings.Contains(line, word) {
+				p.t.Errorf("istiod says: %s", line)
+			}
+		}
 	}
 }
