@@ -51,6 +51,11 @@ func TestPodProvisioned(t *testing.T) {
 			t.Errorf("a request with token %q, certificate of %q, for %v; want the certificate alone, for 6 s", r.Token, r.Peer, r.Life)
 		}
 	}
+	c.istiod.Stop()
+	c.istiod.Start()
+	c.header = "two"
+	c.publishMutual("default", "ROOTCA")
+	c.agent.eventually(5*time.Second, "istiod, back, knows the gateway", func() error { return wantHeader(podURL, "x-route", "two") })
 	c.wantMutualOf(c.ca)
 	c.wantQuiet()
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"time"
 
@@ -83,6 +84,27 @@ func (s *settings) caConfig(root string) ca.Config {
 		config.Token = upstream.TokenFile(s.caTokenFile, s.caTokenOptional)
 	}
 	return ca.Config{Upstream: config, CertSigner: s.caSigner}
+}
+
+// provisioned says whether the control plane and the CA know the agent by the same certificate: one for the first steps, which nobody need
+// renew once there is an own one.
+func (g *gateway) provisioned() bool {
+	s := g.settings
+	return g.choice.Source == identity.CA && s.configDir == "" && s.xdsCert != "" && s.xdsCert == s.caCert
+}
+
+// orOwn is a certificate from files or, when that has expired or cannot be read, the own one, if there is one.
+func orOwn(files func() (*tls.Certificate, error), own func() *tls.Certificate) func() (*tls.Certificate, error) {
+	return func() (*tls.Certificate, error) {
+		certificate, err := files()
+		if err == nil && time.Now().Before(certificate.Leaf.NotAfter) {
+			return certificate, nil
+		}
+		if mine := own(); mine != nil {
+			return mine, nil
+		}
+		return certificate, err
+	}
 }
 
 // ownTypes are what the agent asks the control plane for itself.

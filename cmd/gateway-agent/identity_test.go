@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"maps"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gateway-agent/gateway-agent/internal/testca"
 	"github.com/gateway-agent/gateway-agent/sds/identity"
 )
 
@@ -135,5 +138,38 @@ func TestProxyIsStoppedAtOnce(t *testing.T) {
 	a := &app{env: environment{}, stdout: io.Discard, stderr: io.Discard}
 	if err := a.proxy(ctx, call, []string{"router"}); err == nil {
 		t.Error("proxy went on")
+	}
+}
+
+// A provisioned certificate is shown while it is good; then the own one, if there is one.
+func TestOrOwn(t *testing.T) {
+	ca := testca.New(t, "ca")
+	pair := func(ends time.Time) *tls.Certificate {
+		p := ca.Issue(t, testca.Leaf{NotAfter: ends})
+		c, err := tls.X509KeyPair(p.CertPEM, p.KeyPEM)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &c
+	}
+	good, expired, own := pair(time.Now().Add(time.Hour)), pair(time.Now().Add(-time.Minute)), pair(time.Now().Add(time.Hour))
+	missing := errors.New("no such file")
+	for name, tc := range map[string]struct {
+		file *tls.Certificate
+		err  error
+		own  *tls.Certificate
+		want *tls.Certificate
+		fail error
+	}{
+		"good":             {good, nil, own, good, nil},
+		"expired":          {expired, nil, own, own, nil},
+		"missing":          {nil, missing, own, own, nil},
+		"expired, no own":  {expired, nil, nil, expired, nil},
+		"missing, nothing": {nil, missing, nil, nil, missing},
+	} {
+		got, err := orOwn(func() (*tls.Certificate, error) { return tc.file, tc.err }, func() *tls.Certificate { return tc.own })()
+		if got != tc.want || !errors.Is(err, tc.fail) {
+			t.Errorf("%s: %p, %v; want %p, %v", name, got, err, tc.want, tc.fail)
+		}
 	}
 }

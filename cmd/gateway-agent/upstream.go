@@ -129,6 +129,9 @@ func (g *gateway) openSource() error {
 	if err != nil {
 		return err
 	}
+	if g.provisioned() {
+		config.Certificate = orOwn(config.Certificate, g.identity.TLS)
+	}
 	g.upstream, err = upstream.Open(config)
 	return err
 }
