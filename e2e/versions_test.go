@@ -23,6 +23,7 @@ import (
 
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 )
 
 const podTCP = podAddress + ":9000"
@@ -82,8 +83,8 @@ func TestPodServesWithEveryEnvoy(t *testing.T) {
 				return
 			}
 			reg := startRegistry(t)
-			reg.push("hello:v1", helloModule(t, "v1"))
-			p := istioPlugin("hello", reg.uri("hello:v1"), "every", "1")
+			reg.pushBytes("greeter:v1", greeter())
+			p := istioPlugin("greeter", reg.uri("greeter:v1"), "", "1")
 			if v.noWasm {
 				p.policy = "FAIL_OPEN"
 			}
@@ -147,6 +148,19 @@ func TestEveryEnvoyTakesTheBootstrap(t *testing.T) {
 			}
 		}
 	}
+}
+
+// greeter is a plugin that adds a header, which Envoy compiles at once.
+func greeter() []byte {
+	const name, value, valueAt, responseHeaders = "x-hello", "every", 16, 2
+	var add uint32
+	e := wasmtest.New(func(e *wasmtest.Encoder) { add = e.Import("env", "proxy_add_header_map_value", "iiiii>i") })
+	e.ExportFunc("proxy_on_response_headers", "iii>i",
+		wasmtest.I32Const(responseHeaders), wasmtest.I32Const(0), wasmtest.I32Const(int32(len(name))),
+		wasmtest.I32Const(valueAt), wasmtest.I32Const(int32(len(value))), wasmtest.Call(add))
+	e.Data(0, name)
+	e.Data(valueAt, value)
+	return e.Bytes()
 }
 
 // everyTelemetry is what ProxyConfig can have Envoy do beside its work. Nobody answers at these addresses.
