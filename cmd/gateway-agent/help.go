@@ -19,7 +19,7 @@ Every long flag can also be a key of a YAML file given with --config, or a varia
 wins over the environment, the environment over the file.
 
 Exit codes: 0 done, or stopped because it was asked to; 2 the command line or the settings are wrong;
-1 anything else.`
+130 a second Ctrl-C, which waits for nothing; 1 anything else.`
 
 const runHelp = `Run starts Envoy and everything it needs, and stays in front until SIGTERM or SIGINT.
 
