@@ -8,7 +8,9 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/wasm/v3"
+	netwasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/wasm/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	pluginv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/wasm/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
@@ -96,8 +98,7 @@ func (n *istiodConn) extensions(now world, names []string) (map[string]*anypb.An
 			continue
 		}
 		config := proto.Clone(r).(*corev3.TypedExtensionConfig)
-		filter := new(wasmv3.Wasm)
-		if config.GetTypedConfig().UnmarshalTo(filter) == nil {
+		if filter := wasmFilter(config.GetTypedConfig()); filter != nil {
 			values := filter.GetConfig().GetVmConfig().GetEnvironmentVariables().GetKeyValues()
 			if reference, has := values[pullSecretKey]; has {
 				if !n.clusterKnown() {
@@ -113,6 +114,21 @@ func (n *istiodConn) extensions(now world, names []string) (map[string]*anypb.An
 		found[name] = pack(config)
 	}
 	return found, true
+}
+
+type wasmMessage interface {
+	proto.Message
+	GetConfig() *pluginv3.PluginConfig
+}
+
+// wasmFilter decodes a plugin of layer 7 or 4; nil: it is something else.
+func wasmFilter(box *anypb.Any) wasmMessage {
+	for _, filter := range []wasmMessage{new(wasmv3.Wasm), new(netwasmv3.Wasm)} {
+		if box.UnmarshalTo(filter) == nil {
+			return filter
+		}
+	}
+	return nil
 }
 
 func pack(m proto.Message) *anypb.Any {
