@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -89,11 +90,7 @@ func TestPodWasmInsecureRegistries(t *testing.T) {
 	secure, secureToo := elsewhere(t, private.proxy, true), elsewhere(t, private.proxy, true)
 	web, secureWeb, secureWebToo := elsewhere(t, file, false), elsewhere(t, file, true), elsewhere(t, file, true)
 	const reference = "kubernetes://ingress/all"
-	var auths []string
-	for _, w := range []*tap{plain, plainToo, secure, secureToo} {
-		auths = append(auths, fmt.Sprintf(`"%s":{"auth":"%s"}`, w.Addr(), basicAuth(registrytest.Password)))
-	}
-	c.istiod.SetPullSecret(reference, []byte(`{"auths":{`+strings.Join(auths, ",")+`}}`))
+	c.istiod.SetPullSecret(reference, secretFor(plain, plainToo, secure, secureToo))
 	at := func(name, form string, w *tap) *wasmPlugin {
 		return c.add(&wasmPlugin{name: name, uri: fmt.Sprintf(form, w.Addr()), env: map[string]string{pullSecret: reference}})
 	}
@@ -112,18 +109,10 @@ func TestPodWasmInsecureRegistries(t *testing.T) {
 	c.agent.waitReady()
 	for _, p := range serve {
 		c.agent.eventually(soon, p.name+" serves", func() error { return c.live(p, code) })
-		if err := p.place().passes(); err != nil {
-			t.Errorf("%s: %v", p.name, err)
-		}
+		c.agent.eventually(soon, p.name+" lets requests through", p.place().passes)
 	}
 	for p, reason := range refuse {
-		c.agent.eventually(soon, p.name+" is told of", func() error { return c.state(p, "policy", reason) })
-		if s := c.agent.plugins()[p.resource()]; !strings.Contains(s.Reason, strings.Split(p.uri, "/")[2]) || !strings.Contains(s.Reason, "--registry-config") {
-			t.Errorf("status of %s = %q, want the registry and the remedy", p.name, s.Reason)
-		}
-		if err := p.place().refuses(); err != nil {
-			t.Errorf("%s: %v", p.name, err)
-		}
+		c.wantRefused(p, reason)
 	}
 	if text := strings.ToLower(plainToo.String() + secureToo.String() + web.String()); strings.Contains(text, "authorization") || len(text) == 0 {
 		t.Errorf("a secret was sent in clear text to who may not have it, or nothing was sent at all: %d bytes", len(text))
@@ -135,6 +124,25 @@ func TestPodWasmInsecureRegistries(t *testing.T) {
 		t.Errorf("remarks %q, want one on the value that is no host", all)
 	}
 	c.wantClean(registrytest.Password)
+}
+
+// secretFor is a pull secret for these registries.
+func secretFor(all ...*tap) []byte {
+	var auths []string
+	for _, w := range all {
+		auths = append(auths, fmt.Sprintf(`"%s":{"auth":"%s"}`, w.Addr(), basicAuth(registrytest.Password)))
+	}
+	return []byte(`{"auths":{` + strings.Join(auths, ",") + `}}`)
+}
+
+// wantRefused: the registry may not be used, and the status says which it is and what to do.
+func (c *wasmPod) wantRefused(p *wasmPlugin, reason string) {
+	c.t.Helper()
+	c.agent.eventually(soon, p.name+" is told of", func() error { return c.state(p, "policy", reason) })
+	if s := c.agent.plugins()[p.resource()]; !strings.Contains(s.Reason, strings.Split(p.uri, "/")[2]) || !strings.Contains(s.Reason, "--registry-config") {
+		c.t.Errorf("status of %s = %q, want the registry and the remedy", p.name, s.Reason)
+	}
+	c.agent.eventually(soon, p.name+" refuses", p.place().refuses)
 }
 
 // TestPodWasmUnknownCluster: istiod says nothing at all of plugins when one of them has a secret and it does not know the node's cluster.
@@ -189,81 +197,94 @@ func TestDataDirectoryOfAnother(t *testing.T) {
 	a.eventually(soon, "the first one is live from the store", func() error { return a.live("guard", hexSHA256(padded("mine"))) })
 }
 
-// TestPodOnAFullDisk: the volume for modules is full. What is there serves, also after a restart; what is new waits and says why, and comes
-// when there is room.
+// fullDisk is a pod whose volume for modules is full.
+type fullDisk struct {
+	*wasmPod
+	data, filler       string
+	kept, moving, late *wasmPlugin
+	large              []byte // the module of moving and late, for which there is no room
+}
+
+// newFullDisk starts a pod, fills its disk, and has istiod tell of modules that are not there yet.
+func newFullDisk(t *testing.T, reg *registry) *fullDisk {
+	t.Helper()
+	c := &fullDisk{wasmPod: newWasmPod(t), large: padded(strings.Repeat("large", 300<<10))} // 1.5 MiB
+	c.data = filepath.Join(c.root, "var/lib/istio/data")
+	c.filler = filepath.Join(c.data, "filler")
+	mountAt(t, "data", c.data, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=4m,mode=0777")
+	reg.pushBytes("m:v1", padded("small"))
+	reg.pushBytes("m:v2", c.large)
+	c.kept = c.add(&wasmPlugin{name: "kept", uri: reg.uri("m:v1")})
+	c.moving = c.add(&wasmPlugin{name: "moving", uri: reg.uri("m:v1")})
+	c.publish()
+	c.start()
+	c.agent.waitReady()
+	c.agent.eventually(soon, "both plugins are kept for the next start", func() error {
+		file, err := os.ReadFile(filepath.Join(c.data, "plugins.json"))
+		if err == nil && (!strings.Contains(string(file), c.moving.resource()) || !strings.Contains(string(file), c.kept.resource())) {
+			err = fmt.Errorf("plugins.json has only\n%s", file)
+		}
+		return err
+	})
+	fillDisk(t, c.filler)
+	c.late = c.add(&wasmPlugin{name: "late", uri: reg.uri("m:v2"), policy: failOpen})
+	c.moving.uri, c.moving.value = reg.uri("m:v2"), "of the large one"
+	c.publish()
+	return c
+}
+
+// wantFull: what is there serves, what is new waits, and the status says which disk is full.
+func (c *fullDisk) wantFull() {
+	c.t.Helper()
+	c.agent.eventually(soon, "what is new waits for room", func() error {
+		if err := c.state(c.late, "policy", "free space there"); err != nil {
+			return err
+		}
+		return c.state(c.moving, "degraded", "no space left on device")
+	})
+	for _, p := range c.plugins {
+		c.agent.eventually(soon, p.name+" lets requests through", p.place().passes)
+	}
+	if text := c.agent.statusText(); !strings.Contains(text, "/var/lib/istio/data") || !strings.Contains(text, "no space left on device") {
+		c.t.Errorf("the status does not tell which disk is full:\n%s", text)
+	}
+}
+
+// TestPodOnAFullDisk: what is there serves, also after Envoy or the container has ended, and what is new comes when there is room.
 func TestPodOnAFullDisk(t *testing.T) {
 	if !inSpace(t) {
 		return
 	}
-	c, reg := newWasmPod(t), startRegistry(t)
-	data := filepath.Join(c.root, "var/lib/istio/data")
-	mountAt(t, "data", data, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=4m,mode=0777")
-	reg.pushBytes("m:v1", padded("small"))
-	large := strings.Repeat("large", 300<<10) // 1.5 MiB
-	reg.pushBytes("m:v2", padded(large))
-	kept := c.add(&wasmPlugin{name: "kept", uri: reg.uri("m:v1")})
-	moving := c.add(&wasmPlugin{name: "moving", uri: reg.uri("m:v1")})
-	c.publish()
-	c.start()
-	c.agent.waitReady()
-	c.agent.eventually(soon, "the first module is live", func() error { return c.live(moving, padded("small")) })
-
-	filler := filepath.Join(data, "filler")
-	fillDisk(t, filler)
-	late := c.add(&wasmPlugin{name: "late", uri: reg.uri("m:v2"), policy: failOpen})
-	moving.uri, moving.value = reg.uri("m:v2"), "of the large one"
-	c.publish()
-	full := func() {
-		t.Helper()
-		c.agent.eventually(soon, "what is new waits for room", func() error {
-			return firstError(c.state(late, "policy", "free space there"), c.state(moving, "degraded", "no space left on device"))
-		})
-		for _, p := range c.plugins {
-			if err := p.place().passes(); err != nil {
-				t.Errorf("%s: %v", p.name, err)
-			}
-		}
-		if text := c.agent.statusText(); !strings.Contains(text, "/var/lib/istio/data") || !strings.Contains(text, "no space left on device") {
-			t.Errorf("the status does not tell which disk is full:\n%s", text)
-		}
-	}
-	full()
+	c := newFullDisk(t, startRegistry(t))
+	c.wantFull()
 	first, envoy := c.processes()
-	if err := syscall.Kill(envoy, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
+	if err := syscall.Kill(envoy, syscall.SIGKILL); envoy == 0 || err != nil {
+		t.Fatalf("kill Envoy %d: %v", envoy, err)
 	}
-	c.agent.eventually(compiled, "another Envoy serves", kept.place().passes)
+	waitGone(t, envoy, time.Second)
+	c.agent.eventually(compiled, "another Envoy serves", c.kept.place().passes)
 	if now, _ := c.processes(); now != first {
 		t.Error("the agent has ended")
 	}
-	full()
-	kept.value = "changed meanwhile"
+	c.wantFull()
+	c.kept.value = "changed meanwhile"
 	c.publish()
-	c.wantInDump(kept.value) // it cannot be kept for the next start, though
+	c.wantInDump(c.kept.value) // it cannot be kept for the next start, though
 	c.agent.signal(syscall.SIGTERM)
 	if code := c.agent.wait(compiled); code != 0 {
 		t.Errorf("exit code %d after SIGTERM on a full disk, want 0", code)
 	}
 	c.start()
 	c.agent.waitReady()
-	full()
+	c.wantFull()
 
-	if err := os.Remove(filler); err != nil {
+	if err := os.Remove(c.filler); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []*wasmPlugin{late, moving} {
-		took := c.agent.eventually(soon, p.name+" is live when there is room", func() error { return c.live(p, padded(large)) })
+	for _, p := range []*wasmPlugin{c.late, c.moving} {
+		took := c.agent.eventually(soon, p.name+" is live when there is room", func() error { return c.live(p, c.large) })
 		t.Logf("%s live %v after there was room", p.name, took)
 	}
-}
-
-func firstError(all ...error) error {
-	for _, err := range all {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func fillDisk(t *testing.T, path string) {
