@@ -32,6 +32,37 @@ type side struct {
 	secure, plain string
 	roots         *x509.CertPool
 	cert          tls.Certificate // of the gateway's identity
+	setEdge       func(name string, pair testca.Pair)
+	setPull       func(config string)
+}
+
+// pushes is the transcript of what changes of Secrets bring to a gateway that waits for one more.
+func (s side) pushes(t *testing.T, ca *testca.CA, delta bool) string {
+	t.Helper()
+	stream := openStream(t, s.dial(t, ""), delta, metadata.New(usualHeaders(nil)))
+	missing := "kubernetes://late-" + fmt.Sprint(delta)
+	for _, a := range []ask{
+		{kind: "CDS", node: routerNode(nodeID, nil)}, {kind: "LDS"}, {kind: "ECDS", names: []string{openName, closeName}},
+		{kind: "SDS", names: []string{edgeName, missing}},
+	} {
+		stream.ask(a)
+	}
+	var b strings.Builder
+	for _, change := range []struct {
+		name string
+		do   func()
+	}{
+		{"the certificate", func() { s.setEdge(edgeName, ca.Issue(t, testca.Leaf{})) }},
+		{"the missing certificate", func() { s.setEdge(missing, ca.Issue(t, testca.Leaf{})) }},
+		{"the pull secret", func() { s.setPull(`{"auths":{"` + missing + `":{}}}`) }},
+	} {
+		change.do()
+		fmt.Fprintf(&b, "  %s changes\n", change.name)
+		for _, r := range stream.pushed() {
+			fmt.Fprintf(&b, "      %s\n", shorten.Replace(r.String()))
+		}
+	}
+	return b.String()
 }
 
 func (s side) dial(t *testing.T, way string) *grpc.ClientConn {
@@ -75,7 +106,7 @@ func (s side) run(t *testing.T, c conversation, delta bool) string {
 }
 
 // all is the transcript of everything.
-func (s side) all(t *testing.T) string {
+func (s side) all(t *testing.T, ca *testca.CA) string {
 	t.Helper()
 	var b strings.Builder
 	for _, mode := range modes {
@@ -84,6 +115,9 @@ func (s side) all(t *testing.T) string {
 				fmt.Fprintf(&b, "%s: %s\n%s", mode, c.name, s.run(t, c, mode == "delta"))
 			}
 		}
+	}
+	for _, mode := range modes {
+		fmt.Fprintf(&b, "%s: pushes\n%s", mode, s.pushes(t, ca, mode == "delta"))
 	}
 	for _, p := range petitions {
 		fmt.Fprintf(&b, "certificate: %s\n%s", p.name, s.petition(t, p))
@@ -104,7 +138,7 @@ func TestFakeIstiodIsLikeTheRealOne(t *testing.T) {
 	t.Parallel()
 	ca := testca.New(t, "cluster")
 	real := newRealSide(t, ca)
-	got := real.all(t)
+	got := real.all(t, ca)
 	const golden = "testdata/istiod.txt"
 	if *updateIstiod {
 		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
@@ -118,7 +152,7 @@ func TestFakeIstiodIsLikeTheRealOne(t *testing.T) {
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
 		t.Errorf("the real istiod does not do what %s says (-file +istiod; -update-istiod writes it):\n%s", golden, diff)
 	}
-	if diff := cmp.Diff(strings.Split(got, "\n"), strings.Split(newFakeSide(t, ca, real).all(t), "\n")); diff != "" {
+	if diff := cmp.Diff(strings.Split(got, "\n"), strings.Split(newFakeSide(t, ca, real).all(t, ca), "\n")); diff != "" {
 		t.Errorf("the fake istiod is not like the real one (-real +fake):\n%s", diff)
 	}
 }
@@ -162,7 +196,10 @@ func newFakeSide(t *testing.T, ca *testca.CA, real side) side {
 			istiod.SetSecret(edgeName, namespace, edge.CertPEM, edge.KeyPEM)
 		}
 	}
-	return newSide(t, ca, secure.Address, plain.Address)
+	fake := newSide(t, ca, secure.Address, plain.Address)
+	fake.setEdge = func(name string, pair testca.Pair) { secure.SetSecret(name, "ingress", pair.CertPEM, pair.KeyPEM) }
+	fake.setPull = func(config string) { secure.SetPullSecret("kubernetes://ingress/regcred", []byte(config)) }
+	return fake
 }
 
 // unfilled is an extension config with the reference to its secret, which istiod has resolved.
@@ -212,7 +249,12 @@ func newRealSide(t *testing.T, ca *testca.CA) side {
 	}
 	i := newRealIstiod(t, kube, ca, freeAddress(t), freeAddress(t))
 	i.start()
-	return newSide(t, ca, i.secure, i.plain)
+	s := newSide(t, ca, i.secure, i.plain)
+	s.setEdge = func(name string, pair testca.Pair) {
+		kube.apply("Secret", "ingress", strings.TrimPrefix(name, "kubernetes://"), tlsSecret(pair))
+	}
+	s.setPull = func(config string) { kube.apply("Secret", "ingress", "regcred", dockerSecret(config)) }
+	return s
 }
 
 func newSide(t *testing.T, ca *testca.CA, secure, plain string) side {

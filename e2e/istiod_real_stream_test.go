@@ -239,6 +239,24 @@ func (s *stream) ask(a ask) []reply {
 	}
 }
 
+// pushed is what comes by itself: at least one response, and all that follow it closely.
+func (s *stream) pushed() []reply {
+	s.t.Helper()
+	var all []reply
+	for wait := 10 * time.Second; ; wait = 300 * time.Millisecond { // istiod waits for 100 ms until it pushes, and then pushes all
+		select {
+		case r := <-s.replies:
+			all = append(all, r)
+			if r.err != nil {
+				return all
+			}
+			s.last[r.kind] = r
+		case <-time.After(wait):
+			return all
+		}
+	}
+}
+
 // request sends. That the stream has ended is seen where it is read.
 func (s *stream) request(a ask) {
 	nonce, version := a.nonce, ""

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -171,7 +172,7 @@ func (c *Istiod) Set(resources ...proto.Message) {
 		}
 		byType[typeURL][resourceName(r)] = proto.Clone(r)
 	}
-	c.change(func(w *world) { w.byType = byType })
+	c.change(func(w *world) { w.byType = byType }, dirty{CDS: nil, EDS: nil, LDS: nil, RDS: nil, ECDS: nil, NDS: nil})
 }
 
 // resourceName is the name that a resource is asked for.
@@ -186,17 +187,48 @@ func resourceName(r proto.Message) string {
 }
 
 // SetSecret makes a TLS secret, named as "kubernetes://…", known to the workloads of one namespace.
-func (c *Istiod) SetSecret(name, namespace string, cert, key []byte) {
-	c.change(func(w *world) { w.secrets = with(w.secrets, secretKey(name, namespace), secret{cert, key, namespace}) })
+func (c *Istiod) SetSecret(name, namespace string, cert, privateKey []byte) {
+	key, s := secretKey(name, namespace), secret{cert, privateKey, namespace}
+	c.change(func(w *world) { w.secrets = with(w.secrets, key, s) }, dirty{SDS: {key: true}})
 }
 
 // SetPullSecret makes a Wasm pull secret known, by the "kubernetes://…" with which extension configs refer to it.
 func (c *Istiod) SetPullSecret(name string, content []byte) {
-	c.change(func(w *world) { w.pulls = with(w.pulls, name, content) })
+	c.change(func(w *world) { w.pulls = with(w.pulls, name, content) }, dirty{ECDS: nil})
 }
 
-// SetRoots sets the trust bundle that PCDS tells.
+// SetRoots sets the trust bundle that PCDS tells. Everything is pushed.
 func (c *Istiod) SetRoots(pem ...string) { c.change(func(w *world) { w.roots = pem }) }
+
+// dirty is what is to be pushed: types, and of each the names, if not all.
+type dirty map[string]map[string]bool
+
+func everything() dirty {
+	all := dirty{}
+	for _, typeURL := range pushOrder {
+		all[typeURL] = nil
+	}
+	return all
+}
+
+// and adds more.
+func (d dirty) and(more dirty) {
+	for typeURL, names := range more {
+		if had, ok := d[typeURL]; names == nil || ok && had == nil {
+			d[typeURL] = nil
+		} else {
+			d[typeURL] = merged(had, names)
+		}
+	}
+}
+
+func merged(sets ...map[string]bool) map[string]bool {
+	all := map[string]bool{}
+	for _, set := range sets {
+		maps.Copy(all, set)
+	}
+	return all
+}
 
 func with[V any](m map[string]V, key string, value V) map[string]V {
 	changed := map[string]V{key: value}
@@ -208,13 +240,19 @@ func with[V any](m map[string]V, key string, value V) map[string]V {
 	return changed
 }
 
-// change makes a new version of the world and has every connection push it, all of what it watches, as istiod does.
-func (c *Istiod) change(f func(*world)) {
+// change makes a new version of the world and has every connection push what it watches of that; of everything, if it is not said what.
+func (c *Istiod) change(f func(*world), what ...dirty) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f(&c.world)
 	c.world.version++
+	if what == nil {
+		what = []dirty{everything()}
+	}
 	for conn := range c.conns {
+		for _, some := range what {
+			conn.dirty.and(some)
+		}
 		select {
 		case conn.changed <- struct{}{}:
 		default: // it has not pushed the last version yet

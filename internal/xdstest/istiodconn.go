@@ -31,6 +31,7 @@ type istiodConn struct {
 	watched map[string]*watch
 	nonces  int
 	changed chan struct{} // one token is enough: it says that there is something new
+	dirty   dirty         // what that is; the istiod's mutex guards it
 }
 
 // watch is what one client asks for of one type.
@@ -41,10 +42,10 @@ type watch struct {
 }
 
 // pushOrder is the order in which istiod pushes.
-var pushOrder = []string{CDS, EDS, LDS, RDS, ECDS, SDS, NDS, PCDS}
+var pushOrder = []string{CDS, EDS, LDS, RDS, SDS, ECDS, NDS, PCDS}
 
 func (c *Istiod) serve(s grpc.ServerStream, delta bool) error {
-	conn := &istiodConn{c: c, delta: delta, send: s.SendMsg, watched: make(map[string]*watch), changed: make(chan struct{}, 1)}
+	conn := &istiodConn{c: c, delta: delta, send: s.SendMsg, watched: make(map[string]*watch), changed: make(chan struct{}, 1), dirty: dirty{}}
 	var err error
 	c.checkHeader(s.Context())
 	if conn.who, err = c.authenticate(s.Context()); err != nil {
@@ -80,10 +81,8 @@ func (n *istiodConn) run(ctx context.Context, in <-chan received) error {
 				return err
 			}
 		case <-n.changed:
-			for _, typeURL := range pushOrder {
-				if err := n.push(typeURL, nil); err != nil {
-					return err
-				}
+			if err := n.pushDirty(); err != nil {
+				return err
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -183,7 +182,7 @@ func (n *istiodConn) clusterKnown() bool {
 }
 
 func (n *istiodConn) request(r Request) error {
-	if r.Type == NDS || r.Type == PCDS || r.Type == Health {
+	if r.Type == PCDS || r.Type == Health {
 		if n.watched[LDS] == nil {
 			n.mistake("this comes before the first request for listeners", r)
 		}
@@ -271,6 +270,32 @@ func (n *istiodConn) pushEndpoints(typeURL string) error {
 		return nil
 	}
 	return n.push(EDS, nil)
+}
+
+// pushDirty sends what has changed of what the client watches.
+func (n *istiodConn) pushDirty() error {
+	n.c.mu.Lock()
+	what := n.dirty
+	n.dirty = dirty{}
+	n.c.mu.Unlock()
+	for _, typeURL := range pushOrder {
+		names, ok := what[typeURL]
+		w := n.watched[typeURL]
+		if !ok || w == nil {
+			continue
+		}
+		var only []string
+		if names != nil {
+			only = slices.DeleteFunc(slices.Clone(w.names), func(name string) bool { return !names[secretKey(name, n.who.Namespace)] })
+		}
+		if names != nil && len(only) == 0 {
+			continue
+		}
+		if err := n.push(typeURL, only); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // push sends what the client watches of a type; what it has just asked for alone, if that is not nil. Nothing is sent when there is nothing
