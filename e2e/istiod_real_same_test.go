@@ -42,7 +42,9 @@ func (s side) pushes(t *testing.T, ca *testca.CA, delta bool) string {
 	stream := openStream(t, s.dial(t, ""), delta, metadata.New(usualHeaders(nil)))
 	missing := "kubernetes://late-" + fmt.Sprint(delta)
 	for _, a := range []ask{
-		{kind: "CDS", node: routerNode(nodeID, nil)}, {kind: "LDS"}, {kind: "ECDS", names: []string{openName, closeName}},
+		{kind: "CDS", node: routerNode(nodeID, nil)},
+		{kind: "LDS"},
+		{kind: "ECDS", names: []string{openName, closeName}},
 		{kind: "SDS", names: []string{edgeName, missing}},
 	} {
 		stream.ask(a)
