@@ -86,8 +86,9 @@ func TestImage(t *testing.T) {
 			b := openImage(t, arch)
 			b.wantConfig()
 			b.wantLayer()
-			b.wantBinary(machine)
-			b.wantBase()
+			files := b.files()
+			b.wantBinary(files["usr/local/bin/gateway-agent"].data, machine)
+			b.wantBase(files)
 		})
 	}
 }
@@ -201,10 +202,9 @@ var layerFiles = []string{
 }
 
 // wantBinary: static, stripped, for the architecture, and for this machine's the same as what `make build` makes.
-func (b *builtImage) wantBinary(machine elf.Machine) {
+func (b *builtImage) wantBinary(program []byte, machine elf.Machine) {
 	t := b.t
 	t.Helper()
-	program := b.files()["usr/local/bin/gateway-agent"].data
 	file, err := elf.NewFile(bytes.NewReader(program))
 	if err != nil {
 		t.Fatal(err)
@@ -243,10 +243,9 @@ func (b *builtImage) wantBinary(machine elf.Machine) {
 }
 
 // wantBase: the base is as it was, and nobody needs a shell.
-func (b *builtImage) wantBase() {
+func (b *builtImage) wantBase(files map[string]imageFile) {
 	t := b.t
 	t.Helper()
-	files := b.files()
 	for name, f := range files {
 		switch path.Base(name) {
 		case "sh", "bash", "dash", "ash", "busybox", "go":
