@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/miekg/dns"
 )
@@ -30,19 +31,12 @@ func (s *Server) respond(ctx context.Context, query *dns.Msg, network string) *d
 }
 
 func (s *Server) answer(ctx context.Context, query *dns.Msg, network string) *dns.Msg {
-	if len(query.Question) != 1 {
-		return refusal(query, dns.RcodeFormatError)
+	if code := objection(query); code != dns.RcodeSuccess {
+		return refusal(query, code)
 	}
 	question := query.Question[0]
-	opt := query.IsEdns0()
-	t := s.table.Load()
+	t := s.waitTable(ctx)
 	switch {
-	case query.Opcode != dns.OpcodeQuery:
-		return refusal(query, dns.RcodeNotImplemented)
-	case opt != nil && opt.Version() != 0:
-		return refusal(query, dns.RcodeBadVers)
-	case question.Qtype == dns.TypeAXFR || question.Qtype == dns.TypeIXFR:
-		return refusal(query, dns.RcodeRefused)
 	case t == nil && s.config.Early:
 		return s.forward(ctx, query, network)
 	case t == nil:
@@ -62,6 +56,42 @@ func (s *Server) answer(ctx context.Context, query *dns.Msg, network string) *dn
 		answer.Rcode = dns.RcodeSuccess // the name is there; clients take this answer for one to A and AAAA too
 	}
 	return answer
+}
+
+// objection is the code for a query that nobody here answers.
+func objection(query *dns.Msg) int {
+	opt := query.IsEdns0()
+	switch {
+	case len(query.Question) != 1:
+		return dns.RcodeFormatError
+	case query.Opcode != dns.OpcodeQuery:
+		return dns.RcodeNotImplemented
+	case opt != nil && opt.Version() != 0:
+		return dns.RcodeBadVers
+	case query.Question[0].Qtype == dns.TypeAXFR || query.Question[0].Qtype == dns.TypeIXFR:
+		return dns.RcodeRefused
+	}
+	return dns.RcodeSuccess
+}
+
+// waitTable is the table, nil if the first one does not come in time.
+func (s *Server) waitTable(ctx context.Context) *table {
+	t := s.table.Load()
+	if t != nil || s.config.Early {
+		return t
+	}
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	default:
+		return nil
+	}
+	select {
+	case <-s.first:
+	case <-time.After(s.config.Hold):
+	case <-ctx.Done():
+	}
+	return s.table.Load()
 }
 
 // refusal is an answer without content.

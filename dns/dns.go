@@ -1,14 +1,16 @@
 // Package dns answers DNS queries from the name table that istiod sends (NDS): services of the mesh, of other clusters too, under the names
 // that pods know them by, and hosts of service entries. What the table does not have goes to the name servers of resolv.conf, unchanged.
 //
-// The table that was received last stays in use until another one comes, however long that takes. Before the first one a query is answered
-// with SERVFAIL, so that the client asks again: a name of the mesh must not be looked up where nobody knows it.
+// The table that was received last stays in use until another one comes, however long that takes. Before the first one a query waits for a
+// short time: Envoy asks while the table is on its way, once, and again only 5 s after a failure. Then it is answered with SERVFAIL, so that
+// the client asks again: a name of the mesh must not be looked up where nobody knows it.
 package dns
 
 import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +22,7 @@ const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
 const (
 	defaultTimeout  = 5 * time.Second
+	defaultHold     = 2 * time.Second
 	defaultForwards = 512
 	defaultResolv   = "/etc/resolv.conf"
 )
@@ -32,7 +35,8 @@ type Config struct {
 	ResolvConf  string        // file of the other name servers; read again when it changes; default /etc/resolv.conf
 	Parallel    bool          // ask all of them at once, the first answer counts; default one after the other
 	Timeout     time.Duration // for the answer of one of them; default 5 s
-	MaxForwards int           // queries that may wait for them at the same time, more get SERVFAIL; default 512
+	MaxForwards int           // queries that may wait for them, or for the first table, at the same time; more get SERVFAIL; default 512
+	Hold        time.Duration // how long queries wait for the first table; default 2 s
 	Early       bool          // before the first table: pass everything on instead of SERVFAIL; for a server that its own host asks
 	Log         *slog.Logger  // default: discards
 }
@@ -42,6 +46,8 @@ type Server struct {
 	config  Config
 	log     *slog.Logger
 	table   atomic.Pointer[table] // nil before the first
+	first   chan struct{}         // closed when there is one
+	once    sync.Once             // closes it
 	resolv  *resolv
 	slots   chan struct{} // its capacity is how many queries may be with other servers
 	metrics *metrics
@@ -49,8 +55,11 @@ type Server struct {
 
 // New checks the configuration.
 func New(c Config) (*Server, error) {
-	if c.Timeout < 0 || c.MaxForwards < 0 {
-		return nil, errors.New("dns: Timeout and MaxForwards cannot be negative")
+	if c.Timeout < 0 || c.MaxForwards < 0 || c.Hold < 0 {
+		return nil, errors.New("dns: Timeout, MaxForwards and Hold cannot be negative")
+	}
+	if c.Hold == 0 {
+		c.Hold = defaultHold
 	}
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
@@ -64,9 +73,10 @@ func New(c Config) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{config: c, log: c.Log, resolv: newResolv(c.ResolvConf, c.Log), slots: make(chan struct{}, c.MaxForwards)}
-	s.metrics = newMetrics()
-	return s, nil
+	return &Server{
+		config: c, log: c.Log, resolv: newResolv(c.ResolvConf, c.Log), metrics: newMetrics(),
+		slots: make(chan struct{}, c.MaxForwards), first: make(chan struct{}),
+	}, nil
 }
 
 // Update takes the resources of a response, of which the first is the table; without any the old one stays, as it does with an error.
@@ -86,6 +96,7 @@ func (s *Server) Update(resources []*anypb.Any) error {
 	if s.table.Swap(t) == nil {
 		log = s.log.Info // the first one
 	}
+	s.once.Do(func() { close(s.first) })
 	log("name table received", "hosts", len(infos), "names", len(t.hosts), "unusable", t.unusable)
 	return nil
 }

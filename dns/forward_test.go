@@ -115,6 +115,28 @@ func TestForwardedAsItIs(t *testing.T) {
 	}
 }
 
+// The number of a query, which a client may take from a counter, is another one for the others.
+func TestNumbersAreOurOwn(t *testing.T) {
+	numbers := make(chan uint16, 10) // as many as there are queries
+	upstream := newOther(t, func(_ string, query, _ *dns.Msg) bool {
+		numbers <- query.Id
+		return true
+	})
+	r := newRig(t, Config{ResolvConf: resolvFile(t, "", upstream.address)})
+	same := 0
+	for id := range uint16(10) {
+		query := question("out.example.", dns.TypeA)
+		query.Id = id
+		r.ask("udp", query)
+		if <-numbers == id {
+			same++
+		}
+	}
+	if same > 3 {
+		t.Errorf("%d of 10 queries kept their numbers", same)
+	}
+}
+
 // However many queries hang, the table's are answered, and no more than so many hang.
 func TestForwardsAreBounded(t *testing.T) {
 	asked, release := make(chan struct{}), make(chan struct{})
@@ -272,7 +294,7 @@ func TestOrder(t *testing.T) {
 }
 
 func TestNew(t *testing.T) {
-	for _, c := range []Config{{Timeout: -1}, {MaxForwards: -1}} {
+	for _, c := range []Config{{Timeout: -1}, {MaxForwards: -1}, {Hold: -1}} {
 		if _, err := New(c); err == nil {
 			t.Errorf("New(%+v) has no objection", c)
 		}

@@ -126,13 +126,20 @@ type rig struct {
 
 func newRig(t *testing.T, config Config) *rig {
 	t.Helper()
+	r := newEmptyRig(t, config)
+	if err := r.Update(resources(mesh())); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// newEmptyRig is one without a table.
+func newEmptyRig(t *testing.T, config Config) *rig {
+	t.Helper()
 	r := &rig{t: t}
 	config.Domain = "ingress.svc.cluster.local"
 	var err error
 	if r.Server, err = New(config); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Update(resources(mesh())); err != nil {
 		t.Fatal(err)
 	}
 	tcp, udp := sockets(t)

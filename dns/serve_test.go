@@ -8,8 +8,8 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -129,6 +129,11 @@ func TestOddQueries(t *testing.T) {
 			t.Errorf("an answer to EDNS0 with %d bytes: %v", size, answer)
 		}
 	}
+	large := question("web.ingress.", dns.TypeA).SetEdns0(1232, true)
+	large.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_PADDING{Padding: make([]byte, 1000)}}
+	if answer := r.ask("udp", large); text(answer) != "NOERROR, web.ingress. A 10.0.0.1" {
+		t.Errorf("an answer to 1000 bytes of padding: %v", answer)
+	}
 	if answer := r.ask("udp", question("web.ingress.", dns.TypeA)); answer.IsEdns0() != nil {
 		t.Errorf("EDNS0 to who does not know it: %v", answer)
 	}
@@ -176,10 +181,40 @@ func TestTruncation(t *testing.T) {
 	}
 }
 
+// Who asks before there is a table waits for it, but not for ever; in a bubble, where nothing but the time moves.
+func TestWaitForTheFirstTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Config{MaxForwards: 2, ResolvConf: "/nowhere"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := func(name string) <-chan string {
+			answer := make(chan string, 1) // the only one
+			go func() { answer <- text(s.respond(t.Context(), question(name, dns.TypeA), "udp")) }()
+			synctest.Wait()
+			return answer
+		}
+		begin := time.Now()
+		if got := <-ask("api.example.com."); got != "SERVFAIL" || time.Since(begin) != defaultHold {
+			t.Errorf("without a table: %s after %v, want SERVFAIL after %v", got, time.Since(begin), defaultHold)
+		}
+		one, two := ask("api.example.com."), ask("six.example.com.")
+		begin = time.Now()
+		if got := <-ask("api.example.com."); got != "SERVFAIL" || time.Since(begin) != 0 {
+			t.Errorf("one more than may wait: %s after %v, want SERVFAIL at once", got, time.Since(begin))
+		}
+		if err := s.Update(resources(map[string]*nameInfo{"api.example.com": entry("240.240.0.1"), "six.example.com": entry("::6")})); err != nil {
+			t.Fatal(err)
+		}
+		if a, b := <-one, <-two; a != "NOERROR, api.example.com. A 240.240.0.1" || b != "NOERROR" || time.Since(begin) != 0 {
+			t.Errorf("with the table: %s, %s, after %v", a, b, time.Since(begin))
+		}
+	})
+}
+
 func TestBeforeTheFirstTable(t *testing.T) {
 	for _, early := range []bool{false, true} {
-		r := newRig(t, Config{Early: early, ResolvConf: resolvFile(t, "", newOther(t, nil).address)})
-		r.table.Store(nil)
+		r := newEmptyRig(t, Config{Early: early, ResolvConf: resolvFile(t, "", newOther(t, nil).address), Hold: time.Nanosecond})
 		want := "SERVFAIL"
 		if early {
 			want = "NOERROR, out.example. A 192.0.2.1"
@@ -302,82 +337,3 @@ func TestMetricsAndStatus(t *testing.T) {
 }
 
 const r0 = "not-an-address"
-
-// Tables change while clients ask.
-func TestHammer(t *testing.T) {
-	r := newRig(t, Config{ResolvConf: resolvFile(t, "ingress.svc.cluster.local", newOther(t, nil).address)})
-	ctx, cancel := context.WithCancel(t.Context())
-	var others sync.WaitGroup
-	for i := range 2 {
-		others.Go(func() {
-			for ctx.Err() == nil {
-				infos := mesh()
-				infos[fmt.Sprintf("host-%d.example.com", i)] = entry("10.9.9.9")
-				if err := r.Update(resources(infos)); err != nil {
-					t.Error(err)
-				}
-				r.NameTable()
-				r.Status()
-			}
-		})
-	}
-	var clients sync.WaitGroup
-	for range 4 {
-		clients.Go(func() {
-			for i := range 50 {
-				query, want := question("web.", dns.TypeA), "NOERROR, web. A 10.0.0.1"
-				if i%5 == 0 {
-					query, want = question("out.example.", dns.TypeA), "NOERROR, out.example. A 192.0.2.1"
-				}
-				if got := text(r.respond(ctx, query, "udp")); got != want {
-					t.Errorf("got %s, want %s", got, want)
-				}
-			}
-		})
-	}
-	clients.Wait()
-	cancel()
-	others.Wait()
-}
-
-// FuzzQuery: whatever comes, the answer can be sent and is not larger than the client may expect.
-func FuzzQuery(f *testing.F) {
-	for _, query := range []*dns.Msg{
-		question("web.", dns.TypeA), question("a.wild.example.com.", dns.TypeA).SetEdns0(1232, true), question("x.example.", dns.TypeMX),
-		question("api.example.com.ingress.svc.cluster.local.", dns.TypeA), new(dns.Msg).SetNotify("."), new(dns.Msg),
-	} {
-		data, err := query.Pack()
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(data)
-	}
-	s, err := New(Config{Domain: "ingress.svc.cluster.local", ResolvConf: "/nowhere"})
-	if err != nil {
-		f.Fatal(err)
-	}
-	if err := s.Update(resources(mesh())); err != nil {
-		f.Fatal(err)
-	}
-	s.resolv.conf = &resolvConf{search: "ingress.svc.cluster.local."}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, network := range []string{"udp", "tcp"} {
-			query := new(dns.Msg)
-			if query.Unpack(data) != nil {
-				return
-			}
-			limit := dns.MaxMsgSize
-			if network == "udp" {
-				limit = maxUDP
-				if query.IsEdns0() == nil {
-					limit = dns.MinMsgSize
-				}
-			}
-			answer := s.respond(t.Context(), query, network)
-			packed, err := answer.Pack()
-			if err != nil || len(packed) > limit || answer.Id != query.Id || !answer.Response {
-				t.Errorf("the answer to %v over %s has %d bytes, %v: %v", query, network, len(packed), err, answer)
-			}
-		}
-	})
-}

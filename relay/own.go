@@ -13,6 +13,8 @@ import (
 // Envoy's first request for listeners on each stream; nothing waits for the answer, which may never come.
 type Own struct {
 	TypeURL string // required
+	// First has it asked for after Envoy's first request of any type: Envoy needs what follows from it before it asks for listeners.
+	First bool
 	// Handle takes the resources of one response; its error is the NACK's text. It returns at once. The relay calls it for one session in
 	// order, from one goroutine; for several sessions at the same time.
 	Handle func(resources []*anypb.Any) error
@@ -99,28 +101,30 @@ func (s *session) initOwn(all []Own) {
 	}
 }
 
-// begin asks for the agent's own types and tells its health: Envoy has asked for listeners.
-func (s *session) begin() {
-	s.begun = true
+// begin asks for the agent's own types and tells its health, when it is time for them: Envoy has asked for something.
+func (s *session) begin(typeURL string) {
+	if s.begun {
+		return
+	}
+	s.begun = typeURL == typeLDS
 	for _, o := range s.order {
-		o.t = s.typeFor([]byte(o.TypeURL))
-		o.asked = o.t != nil
+		if !o.asked && (s.begun || o.First) {
+			o.t = s.typeFor([]byte(o.TypeURL))
+			o.asked = o.t != nil
+		}
 	}
 	s.askOwn()
 }
 
 // askOwn queues a turn for each of the agent's own types that has something to say.
 func (s *session) askOwn() {
-	if !s.begun {
-		return
-	}
 	for _, o := range s.order {
 		if !o.queued && o.wants(time.Now()) {
 			o.queued = true
 			s.up.append(&entry{t: o.t, compose: o.next})
 		}
 	}
-	if s.health != s.server.health.Load() && !s.telling {
+	if s.begun && s.health != s.server.health.Load() && !s.telling {
 		if t := s.typeFor([]byte(typeHealth)); t != nil {
 			s.telling = true
 			s.up.append(&entry{t: t, compose: s.nextHealth})

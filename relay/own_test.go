@@ -43,12 +43,17 @@ func (h *table) want(t *testing.T, texts ...string) {
 
 // withOwn runs a script for a relay that has two own types, in both protocols.
 func withOwn(t *testing.T, name string, script func(r *rig, nds, pcds *table)) {
+	withOwnConfig(t, name, func(*Config) {}, script)
+}
+
+func withOwnConfig(t *testing.T, name string, change func(*Config), script func(r *rig, nds, pcds *table)) {
 	for _, delta := range []bool{false, true} {
 		t.Run(protocolName(delta), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				nds, pcds := new(table), new(table)
 				r := newRig(t, delta, false, func(c *Config) {
 					c.Own = []Own{{TypeURL: typeNDS, Handle: nds.handle}, {TypeURL: typePCDS, Handle: pcds.handle}}
+					change(c)
 				})
 				r.tr.Settle = synctest.Wait
 				script(r, nds, pcds)
@@ -112,6 +117,33 @@ func TestOwnTypes(t *testing.T) {
 		up.Recv()
 		pcds.want(r.t, "x")
 		r.envoy.Quiet(time.Second)
+	})
+}
+
+// What Envoy needs before it asks for listeners is asked for at once; the rest waits.
+func TestOwnTypeThatIsFirst(t *testing.T) {
+	withOwnConfig(t, "", func(c *Config) { c.Own[0].First = true }, func(r *rig, nds, _ *table) {
+		r.server.Health(true, "")
+		up := r.open()
+		r.envoy.Want(xdstest.CDS)
+		for _, want := range []string{xdstest.CDS, typeNDS} {
+			if got := up.Recv(); got.Type != want {
+				t.Errorf("the control plane gets %s, want %s", got.Type, want)
+			}
+		}
+		up.Send(xdstest.Response{Type: typeNDS, Version: "1", Resources: xdstest.R("1", "names=a")})
+		if got := up.Recv(); got.Type != typeNDS || got.Nonce == "" || got.Error != "" {
+			t.Errorf("the control plane gets %v, want an ACK of the table", got)
+		}
+		nds.want(r.t, "a")
+		up.Quiet(time.Second)
+		r.envoy.Want(xdstest.LDS)
+		for _, want := range []string{xdstest.LDS, typePCDS, typeHealth} {
+			if got := up.Recv(); got.Type != want {
+				t.Errorf("the control plane gets %s, want %s", got.Type, want)
+			}
+		}
+		up.Quiet(time.Second)
 	})
 }
 

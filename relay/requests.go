@@ -107,9 +107,7 @@ func (s *session) passRequest(ctx context.Context, t *typeState, in inbound) err
 	if err := s.up.put(e, s.p.delta); err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
-	if t.url == typeLDS && !s.begun {
-		s.begin()
-	}
+	s.begin(t.url)
 	return nil
 }
 

@@ -41,7 +41,7 @@ type session struct {
 	owns  map[string]*ownType // the map does not change
 	order []*ownType          // as they are asked for
 
-	begun   bool    // Envoy has asked for listeners: the agent's own requests may go
+	begun   bool    // Envoy has asked for listeners: all of the agent's own requests may go
 	health  *health // told last
 	telling bool    // an entry for it waits in the mailbox
 	watch   watchdog

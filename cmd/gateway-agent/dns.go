@@ -47,7 +47,7 @@ func (g *gateway) nameTable() []relay.Own {
 	if g.dns == nil {
 		return nil
 	}
-	return []relay.Own{{TypeURL: dns.TypeURL, Handle: g.dns.Update}}
+	return []relay.Own{{TypeURL: dns.TypeURL, First: true, Handle: g.dns.Update}} // clusters may need it before Envoy asks for listeners
 }
 
 // listenDNS opens the sockets. Of the two loopback addresses one may be missing on this host.
