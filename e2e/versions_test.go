@@ -262,14 +262,7 @@ func callers() map[string]*caller {
 func (c *container) wantDrained(origin *patient, announce bool) {
 	t := c.t
 	t.Helper()
-	idle, waking := callers(), callers()
-	for _, all := range []map[string]*caller{idle, waking} {
-		for name, caller := range all {
-			if err := caller.ask("/", "origin"); err != nil {
-				t.Fatalf("%s before the end: %v", name, err)
-			}
-		}
-	}
+	idle, waking := idleCallers(t), idleCallers(t)
 	noticed := make(chan struct{})
 	all := &clients{t: t}
 	steady := all.begin(origin, noticed)
@@ -288,9 +281,7 @@ func (c *container) wantDrained(origin *patient, announce bool) {
 			t.Errorf("%s: %d connections since SIGTERM, want many: each response, or GOAWAY, tells to close", name, conns)
 		}
 	}
-	c.agent.eventually(3*time.Second, "nothing listens any more", func() error {
-		return wantRefused(podPlain, podEdge, podTCP)
-	})
+	c.agent.eventually(3*time.Second, "nothing listens any more", func() error { return wantRefused(podPlain, podEdge, podTCP) })
 	if since := time.Since(began); since < drainDelay-100*time.Millisecond {
 		t.Errorf("nothing listens any more after %v, want %v", since, drainDelay)
 	}
@@ -302,14 +293,37 @@ func (c *container) wantDrained(origin *patient, announce bool) {
 	time.Sleep(time.Until(began.Add(drainDelay + 1200*time.Millisecond)))
 	close(origin.released)
 	all.wg.Wait()
+	c.wantSoonEnded(began, all.last)
+	wantNoReset(t, idle)
+}
+
+// idleCallers are clients that have asked once and keep their connections.
+func idleCallers(t *testing.T) map[string]*caller {
+	t.Helper()
+	all := callers()
+	for name, caller := range all {
+		if err := caller.ask("/", "origin"); err != nil {
+			t.Fatalf("%s before the end: %v", name, err)
+		}
+	}
+	return all
+}
+
+func (c *container) wantSoonEnded(began, last time.Time) {
+	c.t.Helper()
 	if code := c.agent.wait(10 * time.Second); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
+		c.t.Errorf("exit code %d, want 0", code)
 	}
-	if took := time.Since(all.last); took > 2*time.Second {
-		t.Errorf("the container ended %v after its last client was done, want less than 2 s", took)
-	} else {
-		t.Logf("the container ended %v after SIGTERM, %v after its last client was done", time.Since(began), took)
+	took := time.Since(last)
+	if took > 2*time.Second {
+		c.t.Errorf("the container ended %v after its last client was done, want less than 2 s", took)
 	}
+	c.t.Logf("the container ended %v after SIGTERM, %v after its last client was done", time.Since(began), took)
+}
+
+// wantNoReset: Envoy never tells idle clients; their connections end with it, and not by a reset.
+func wantNoReset(t *testing.T, idle map[string]*caller) {
+	t.Helper()
 	for name, caller := range idle {
 		conns, ends := caller.ended()
 		if conns != 1 || slices.ContainsFunc(ends, func(err error) bool { return !errors.Is(err, io.EOF) }) {
