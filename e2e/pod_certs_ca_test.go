@@ -30,7 +30,7 @@ func TestPodProvisioned(t *testing.T) {
 	c.mount("etc/provisioned", false)
 	c.project("var/run/secrets/tokens", nil)
 	c.project("var/run/secrets/istio", nil)
-	first := c.ca.Issue(t, testca.Leaf{Hosts: []string{gatewayID}, NotAfter: time.Now().Add(8 * time.Second)})
+	first := c.ca.Issue(t, testca.Leaf{Hosts: []string{gatewayID}, NotAfter: time.Now().Add(10 * time.Second)})
 	c.project("etc/provisioned", map[string]string{
 		"cert-chain.pem": string(first.CertPEM), "key.pem": string(first.KeyPEM), "root-cert.pem": string(c.ca.PEM),
 	})

@@ -97,7 +97,7 @@ func (g *gateway) provisioned() bool {
 func orOwn(files func() (*tls.Certificate, error), own func() *tls.Certificate) func() (*tls.Certificate, error) {
 	return func() (*tls.Certificate, error) {
 		certificate, err := files()
-		if err == nil && time.Now().Before(certificate.Leaf.NotAfter) {
+		if err == nil && (certificate.Leaf == nil || time.Now().Before(certificate.Leaf.NotAfter)) {
 			return certificate, nil
 		}
 		if mine := own(); mine != nil {

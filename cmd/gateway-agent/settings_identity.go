@@ -85,6 +85,8 @@ func (s *settings) completeIdentity() error {
 		oneOf("--identity-key", s.identityKey, identity.KeyP256, identity.KeyP384, identity.KeyRSA),
 		checkAddress("--ca-address", s.caAddress),
 		atLeastZero("--identity-life", s.identityLife),
+		checkShare("--identity-grace", s.identityGrace),
+		checkShare("--identity-jitter", s.identityJitter),
 	}
 	if (s.caCert == "") != (s.caKey == "") {
 		problems = append(problems, errors.New("--ca-cert and --ca-key belong together: give both"))
@@ -97,6 +99,13 @@ func (s *settings) completeIdentity() error {
 	}
 	_, err := pairs("--ca-header", s.caHeader)
 	return errors.Join(append(problems, err)...)
+}
+
+func checkShare(flag string, value float64) error {
+	if value >= 0 && value <= 1 {
+		return nil
+	}
+	return fmt.Errorf("%s %v is no share of a whole: give a number from 0 to 1", flag, value)
 }
 
 // pairs never shows a value: it may be a secret.
