@@ -11,7 +11,6 @@ import (
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
 	connectionsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -27,8 +26,12 @@ const (
 	ClusterAgent      = "agent"            // the agent's status address
 	ClusterPrometheus = "prometheus_stats" // Envoy's own admin, reached only for /stats/prometheus
 
-	ListenerReadiness  = StatPrefix + "readiness"
-	ListenerPrometheus = StatPrefix + "prometheus"
+	ClusterLocal = "local_cluster" // gateways like this one, as the control plane knows them
+
+	ListenerReadiness        = StatPrefix + "readiness"
+	ListenerPrometheus       = StatPrefix + "prometheus"
+	ListenerSecurePrometheus = StatPrefix + "secure_prometheus"
+	ListenerSecureMetrics    = StatPrefix + "secure_metrics"
 
 	// StatPrefix starts the statistics of the agent's own listeners, so that a drain does not wait for their requests.
 	StatPrefix = "gateway_agent_"
@@ -60,12 +63,21 @@ type Config struct {
 	ReadyAddress      string // IP:port of the readiness listener, which asks StatusAddress; "" = no such listener
 	PrometheusAddress string // IP:port of the Prometheus listener; "" = no such listener
 
-	MaxConnections int // most downstream connections over all listeners but the agent's own; 0 = no limit
+	SecurePrometheusAddress string // IP:port of one like it for clients with a certificate of the mesh; "" = no such listener
+	SecureMetricsAddress    string // the same for the metrics of StatusAddress, the agent's and Envoy's; "" = no such listener
+
+	DualStack          bool // these listeners also have the other IP family's counterpart of their address, if it is loopback or the wildcard
+	ReadyProxyProtocol bool // a PROXY header may come first on ReadyAddress
+	Uncompressed       bool // metrics are not compressed, not even for who asks
+
+	MaxConnections int    // most downstream connections over all listeners but the agent's own; 0 = no limit
+	ProfileFile    string // where Envoy writes its profiles when its admin is told to; default Envoy's
 
 	Statistics   Statistics     // what Envoy counts and how it is labelled; default everything, with Envoy's labels
 	Telemetry    Telemetry      // where Envoy sends what it knows; default nowhere
 	Runtime      map[string]any // Envoy's static runtime layer; default none
 	OutlierLog   string         // file for outlier ejections; default none
+	LocalCluster bool           // a cluster of gateways like this one, which the control plane fills, for zone-aware balancing
 	Internal     bool           // allow listeners inside Envoy, which istiod's configuration may use
 	PeerMetadata bool           // Istio's peer metadata discovery; only Istio's build of Envoy accepts it
 
@@ -84,7 +96,7 @@ func New(c Config) (*bootstrapv3.Bootstrap, error) {
 	}
 	b := &bootstrapv3.Bootstrap{
 		Node:                &corev3.Node{Id: c.NodeID, Cluster: c.NodeCluster, Metadata: p.metadata, Locality: c.Locality.message()},
-		Admin:               admin(p.admin),
+		Admin:               admin(p.admin, c.ProfileFile),
 		DynamicResources:    dynamicResources(c.Mode),
 		StaticResources:     staticResources(c, p),
 		OverloadManager:     overload(c.MaxConnections),
@@ -92,9 +104,10 @@ func New(c Config) (*bootstrapv3.Bootstrap, error) {
 		StatsSinks:          sinks(c.Telemetry, p),
 		Tracing:             tracing(c.Telemetry, c.NodeCluster),
 		LayeredRuntime:      p.runtime,
-		ClusterManager:      clusterManager(c.OutlierLog),
+		ClusterManager:      clusterManager(c),
 		BootstrapExtensions: extensions(c),
 	}
+	c.Statistics.when(b)
 	for _, overlay := range c.Overlays {
 		if err := overlay.merge(b); err != nil {
 			return nil, err
@@ -131,18 +144,16 @@ func orDefault(s, def string) string {
 func staticResources(c Config, p parsed) *bootstrapv3.Bootstrap_StaticResources {
 	clusters := append([]*clusterv3.Cluster{grpcCluster(ClusterXDS, c.XDSSocket)}, sdsClusters(c)...)
 	clusters = append(clusters, telemetryClusters(c.Telemetry)...)
-	var listeners []*listenerv3.Listener
 	if p.status != nil {
 		clusters = append(clusters, plainCluster(ClusterAgent, p.status))
 	}
-	if p.ready != nil {
-		listeners = append(listeners, readinessListener(p.ready))
-	}
-	if p.prometheus != nil {
+	if p.prometheus != nil || p.securePrometheus != nil {
 		clusters = append(clusters, plainCluster(ClusterPrometheus, p.admin))
-		listeners = append(listeners, prometheusListener(p.prometheus))
 	}
-	return &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters, Listeners: listeners}
+	if c.LocalCluster {
+		clusters = append(clusters, localCluster())
+	}
+	return &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters, Listeners: ownListeners(c, p)}
 }
 
 // sdsClusters lead to whoever serves certificates. Somebody else's server gets no pings: gRPC closes connections that ping too often.
@@ -158,12 +169,12 @@ func sdsClusters(c Config) []*clusterv3.Cluster {
 	return clusters
 }
 
-func admin(address *corev3.Address) *bootstrapv3.Admin {
+func admin(address *corev3.Address, profile string) *bootstrapv3.Admin {
 	if socket := address.GetPipe(); socket != nil {
 		address = &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: socket.GetPath(), Mode: 0o600}}}
 	}
 	// A gateway that is full must still be drained and asked how it is.
-	return &bootstrapv3.Admin{Address: address, IgnoreGlobalConnLimit: true}
+	return &bootstrapv3.Admin{Address: address, IgnoreGlobalConnLimit: true, ProfilePath: profile}
 }
 
 func overload(maxConnections int) *overloadv3.OverloadManager {

@@ -58,6 +58,9 @@ func gateway() Config {
 	}
 	c.Runtime = map[string]any{"re2.max_program_size.error_level": "32768", "envoy.reloadable_features.http_reject_path_with_fragment": false}
 	c.OutlierLog = "/dev/null"
+	c.SecurePrometheusAddress, c.SecureMetricsAddress = "[::1]:15091", "0.0.0.0:15092"
+	c.DualStack, c.ReadyProxyProtocol, c.LocalCluster, c.ProfileFile = true, true, true, "/tmp/envoy.prof"
+	c.Statistics.Flush, c.Statistics.Eviction, c.Statistics.Lazy = 2*time.Second, 10*time.Second, true
 	c.Internal = true
 	return c
 }
@@ -65,7 +68,7 @@ func gateway() Config {
 const overlay = `
 node: {metadata: {extra: added, zone: replaced}}
 admin: {profile_path: /tmp/envoy.prof}
-stats_flush_interval: 7s
+stats_flush_interval: 5s
 layered_runtime: {layers: [{name: more, static_layer: {a: 1}}]}
 static_resources:
   clusters:
@@ -81,13 +84,13 @@ stats_sinks:
 
 func TestOverlay(t *testing.T) {
 	c := gateway()
-	c.Overlays = []Overlay{{"a", []byte(overlay)}, {"b", []byte(`{"statsFlushInterval": "9s", "bootstrap_extensions": [{"name": "x", "typed_config":
+	c.Overlays = []Overlay{{"a", []byte(overlay)}, {"b", []byte(`{"statsFlushInterval": "1s", "bootstrap_extensions": [{"name": "x", "typed_config":
 		{"@type": "type.googleapis.com/istio.Unknown", "number": 5, "inner": {"@type": "type.googleapis.com/also.Unknown", "a": true}}}]}`)}}
 	b, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := b.GetStatsFlushInterval().AsDuration(); got != 9*time.Second {
+	if got := b.GetStatsFlushInterval().AsDuration(); got != time.Second {
 		t.Errorf("scalar: %v, want that of the last overlay", got)
 	}
 	if b.GetAdmin().GetProfilePath() == "" || b.GetAdmin().GetAddress().GetSocketAddress().GetPortValue() != 15000 {
@@ -239,6 +242,11 @@ func TestNewRefuses(t *testing.T) {
 		"nobody answers":    {func(c *Config) { c.ReadyAddress = ":15021" }, "--status-address"},
 		"clash":             {func(c *Config) { c.StatusAddress, c.ReadyAddress = "127.0.0.1:1", ":1" }, "overlap"},
 		"clash among own":   {func(c *Config) { c.PrometheusAddress, c.StatusAddress = "[::1]:2", "[::1]:2" }, "overlap"},
+		"secure clash":      {func(c *Config) { c.SecurePrometheusAddress, c.ReadyAddress = ":3", "127.0.0.1:3" }, "secure Prometheus address :3 overlap"},
+		"secure metrics":    {func(c *Config) { c.SecureMetricsAddress = ":3" }, "the secure metrics listener needs"},
+		"secure address":    {func(c *Config) { c.SecureMetricsAddress = "x:3" }, `secure metrics address "x:3"`},
+		"flush":             {func(c *Config) { c.Statistics.Flush = 5 * time.Minute }, "--stats-flush-interval"},
+		"eviction":          {func(c *Config) { c.Statistics.Eviction = 7 * time.Second }, "want a multiple of the flush interval 5s"},
 		"localhost clashes": {func(c *Config) { c.PrometheusAddress, c.StatusAddress = "localhost:2", "127.0.0.1:2" }, "overlap"},
 	}
 	for name, tt := range tests {

@@ -21,6 +21,7 @@ type parsed struct {
 	metadata                         *structpb.Struct
 	runtime                          *bootstrapv3.LayeredRuntime
 	admin, status, ready, prometheus *corev3.Address
+	securePrometheus, secureMetrics  *corev3.Address
 	statsd                           *corev3.Address
 }
 
@@ -32,6 +33,8 @@ func check(c Config) (parsed, error) {
 	status, errStatus := dialAddress("status address", c.StatusAddress)
 	ready, errReady := bindAddress("readiness address", c.ReadyAddress)
 	prometheus, errPrometheus := bindAddress("Prometheus address", c.PrometheusAddress)
+	securePrometheus, errSecure := bindAddress("secure Prometheus address", c.SecurePrometheusAddress)
+	secureMetrics, errSecureMetrics := bindAddress("secure metrics address", c.SecureMetricsAddress)
 	problems := errors.Join(
 		required("node id (--node-id)", c.NodeID),
 		required("node cluster (--node-cluster)", c.NodeCluster),
@@ -44,13 +47,16 @@ func check(c Config) (parsed, error) {
 		checkChoices(c),
 		c.Telemetry.check(),
 		c.Statistics.check(),
-		errStatus, errReady, errPrometheus, errStatsd,
+		errStatus, errReady, errPrometheus, errSecure, errSecureMetrics, errStatsd,
 		checkClashes(c),
 	)
 	if problems != nil {
 		return parsed{}, fmt.Errorf("bootstrap: %w", problems)
 	}
-	return parsed{metadata: metadata, runtime: runtime, admin: admin, status: status, ready: ready, prometheus: prometheus, statsd: statsd}, nil
+	return parsed{
+		metadata: metadata, runtime: runtime, admin: admin, status: status, ready: ready, prometheus: prometheus,
+		securePrometheus: securePrometheus, secureMetrics: secureMetrics, statsd: statsd,
+	}, nil
 }
 
 func checkChoices(c Config) error {
@@ -66,6 +72,9 @@ func checkChoices(c Config) error {
 	}
 	if c.ReadyAddress != "" && c.StatusAddress == "" {
 		errs = append(errs, errors.New("the readiness listener needs the agent's status address (--status-address), which is empty"))
+	}
+	if c.SecureMetricsAddress != "" && c.StatusAddress == "" {
+		errs = append(errs, errors.New("the secure metrics listener needs the agent's status address (--status-address), which is empty"))
 	}
 	return errors.Join(errs...)
 }
@@ -165,6 +174,8 @@ func checkClashes(c Config) error {
 		{"status address", c.StatusAddress},
 		{"readiness address", c.ReadyAddress},
 		{"Prometheus address", c.PrometheusAddress},
+		{"secure Prometheus address", c.SecurePrometheusAddress},
+		{"secure metrics address", c.SecureMetricsAddress},
 		{"admin address", c.AdminAddress},
 	}
 	var errs []error
@@ -185,6 +196,19 @@ func clash(a, b string) bool {
 		return false
 	}
 	return x.Addr() == y.Addr() || x.Addr().IsUnspecified() || y.Addr().IsUnspecified()
+}
+
+// otherFamily is the wildcard or loopback address of the other IP family, with the same port; nil for other addresses.
+func otherFamily(address *corev3.Address) *corev3.Address {
+	counterparts := map[string]netip.Addr{
+		"0.0.0.0": netip.IPv6Unspecified(), "::": netip.IPv4Unspecified(),
+		"127.0.0.1": netip.IPv6Loopback(), "::1": netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+	}
+	other, ok := counterparts[address.GetSocketAddress().GetAddress()]
+	if !ok {
+		return nil
+	}
+	return socket(netip.AddrPortFrom(other, uint16(address.GetSocketAddress().GetPortValue())))
 }
 
 func socket(ap netip.AddrPort) *corev3.Address {

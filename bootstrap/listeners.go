@@ -1,12 +1,14 @@
 package bootstrap
 
 import (
+	"slices"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -16,6 +18,7 @@ import (
 const (
 	readyPath      = "/healthz/ready"
 	prometheusPath = "/stats/prometheus"
+	metricsPath    = "/metrics"
 
 	readyTimeout = 2 * time.Second
 	// With 15 000 clusters Envoy needs 7 s for its statistics.
@@ -25,42 +28,99 @@ const (
 	idleTimeout   = 5 * time.Minute
 )
 
-func readinessListener(address *corev3.Address) *listenerv3.Listener {
-	return ownListener(ListenerReadiness, address, readyPath, ClusterAgent, readyTimeout)
+// ownListener passes GET and HEAD of some paths to one cluster and answers 404 to all else.
+type ownListener struct {
+	name    string
+	address *corev3.Address
+	paths   []string
+	cluster string
+	timeout time.Duration
+
+	compressed    bool
+	proxyProtocol bool // a PROXY header may come first
+	mutual        bool // for clients with a certificate of the mesh only
 }
 
-func prometheusListener(address *corev3.Address) *listenerv3.Listener {
-	return ownListener(ListenerPrometheus, address, prometheusPath, ClusterPrometheus, prometheusTimeout)
-}
-
-// ownListener passes GET of one path to one cluster and answers 404 to all else. Probes and metrics must get through to a
-// gateway that is overloaded or full: that is when they are needed.
-func ownListener(name string, address *corev3.Address, path, cluster string, timeout time.Duration) *listenerv3.Listener {
-	hcm := &listenerv3.Filter{
-		Name:       "envoy.filters.network.http_connection_manager",
-		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: mustAny(onePath(name, path, cluster, timeout))},
+// ownListeners are those that c asks for.
+func ownListeners(c Config, p parsed) []*listenerv3.Listener {
+	compressed := !c.Uncompressed
+	var all []*listenerv3.Listener
+	for _, l := range []ownListener{
+		{
+			name: ListenerReadiness, address: p.ready, paths: []string{readyPath}, cluster: ClusterAgent, timeout: readyTimeout,
+			proxyProtocol: c.ReadyProxyProtocol,
+		},
+		{
+			name: ListenerPrometheus, address: p.prometheus, paths: []string{prometheusPath}, cluster: ClusterPrometheus, timeout: prometheusTimeout,
+			compressed: compressed,
+		},
+		{
+			name: ListenerSecurePrometheus, address: p.securePrometheus, paths: []string{prometheusPath}, cluster: ClusterPrometheus,
+			timeout: prometheusTimeout, compressed: compressed, mutual: true,
+		},
+		// The agent compresses by itself.
+		{
+			name: ListenerSecureMetrics, address: p.secureMetrics, paths: []string{prometheusPath, metricsPath}, cluster: ClusterAgent,
+			timeout: prometheusTimeout, mutual: true,
+		},
+	} {
+		if l.address != nil {
+			all = append(all, l.message(c.DualStack))
+		}
 	}
-	return &listenerv3.Listener{
-		Name:                  name,
-		Address:               address,
-		StatPrefix:            name,
-		FilterChains:          []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{hcm}}},
+	return all
+}
+
+// message: probes and metrics must get through to a gateway that is overloaded or full: that is when they are needed.
+func (l ownListener) message(dual bool) *listenerv3.Listener {
+	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
+		Name:       "envoy.filters.network.http_connection_manager",
+		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: mustAny(l.manager())},
+	}}}
+	if l.mutual {
+		chain.TransportSocket = meshSocket()
+	}
+	message := &listenerv3.Listener{
+		Name:                  l.name,
+		Address:               l.address,
+		StatPrefix:            l.name,
+		FilterChains:          []*listenerv3.FilterChain{chain},
 		BypassOverloadManager: true,
 		IgnoreGlobalConnLimit: true,
 	}
+	if other := otherFamily(l.address); dual && other != nil {
+		message.AdditionalAddresses = []*listenerv3.AdditionalAddress{{Address: other}}
+	}
+	if l.proxyProtocol {
+		message.ListenerFilters = []*listenerv3.ListenerFilter{{
+			Name: "envoy.filters.listener.proxy_protocol",
+			ConfigType: &listenerv3.ListenerFilter_TypedConfig{
+				TypedConfig: mustAny(&proxyprotocolv3.ProxyProtocol{AllowRequestsWithoutProxyProtocol: true}),
+			},
+		}}
+	}
+	return message
 }
 
-func onePath(name, path, cluster string, timeout time.Duration) *hcmv3.HttpConnectionManager {
-	hosts := []*routev3.VirtualHost{{Name: name, Domains: []string{"*"}, Routes: []*routev3.Route{route(path, cluster, timeout)}}}
+func (l ownListener) manager() *hcmv3.HttpConnectionManager {
+	var routes []*routev3.Route
+	for _, path := range l.paths {
+		routes = append(routes, route(path, l.cluster, l.timeout))
+	}
+	filters := []*hcmv3.HttpFilter{{
+		Name:       "envoy.filters.http.router",
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: mustAny(&routerv3.Router{})},
+	}}
+	if l.compressed {
+		filters = slices.Concat(compressors(), filters)
+	}
+	hosts := []*routev3.VirtualHost{{Name: l.name, Domains: []string{"*"}, Routes: routes}}
 	return &hcmv3.HttpConnectionManager{
-		StatPrefix: name,
+		StatPrefix: l.name,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{
-			RouteConfig: &routev3.RouteConfiguration{Name: name, VirtualHosts: hosts},
+			RouteConfig: &routev3.RouteConfiguration{Name: l.name, VirtualHosts: hosts},
 		},
-		HttpFilters: []*hcmv3.HttpFilter{{
-			Name:       "envoy.filters.http.router",
-			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: mustAny(&routerv3.Router{})},
-		}},
+		HttpFilters:               filters,
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: durationpb.New(idleTimeout)},
 		RequestTimeout:            durationpb.New(clientTimeout),
 		RequestHeadersTimeout:     durationpb.New(clientTimeout),
@@ -69,16 +129,16 @@ func onePath(name, path, cluster string, timeout time.Duration) *hcmv3.HttpConne
 }
 
 func route(path, cluster string, timeout time.Duration) *routev3.Route {
-	get := &routev3.HeaderMatcher{
+	read := &routev3.HeaderMatcher{
 		Name: ":method",
 		HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: &matcherv3.StringMatcher{
-			MatchPattern: &matcherv3.StringMatcher_Exact{Exact: "GET"},
+			MatchPattern: &matcherv3.StringMatcher_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{Regex: "GET|HEAD"}},
 		}},
 	}
 	return &routev3.Route{
 		Match: &routev3.RouteMatch{
 			PathSpecifier: &routev3.RouteMatch_Path{Path: path},
-			Headers:       []*routev3.HeaderMatcher{get},
+			Headers:       []*routev3.HeaderMatcher{read},
 		},
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},

@@ -1,14 +1,17 @@
 package bootstrap
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
 	"slices"
+	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	metricsv3 "github.com/envoyproxy/go-control-plane/envoy/config/metrics/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -21,6 +24,10 @@ type Statistics struct {
 	Suffixes      []string
 	Expressions   []string // RE2, of the whole name
 	Buckets       []Buckets
+
+	Flush    time.Duration // how often gauges are taken and sinks get everything, from 1 ms; 0 = Envoy's 5 s
+	Eviction time.Duration // what nothing has touched for this long is forgotten, a multiple of Flush; 0 = never
+	Lazy     bool          // a cluster's statistics exist only once it is used, which saves memory
 }
 
 // Tag takes a label out of a statistic's name: the expression's first group is cut out, its second is the value.
@@ -55,7 +62,33 @@ func (s Statistics) check() error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.checkTimes())...)
+}
+
+const defaultFlush = 5 * time.Second
+
+func (s Statistics) checkTimes() error {
+	flush := cmp.Or(s.Flush, defaultFlush)
+	switch {
+	case s.Flush != 0 && (s.Flush < time.Millisecond || s.Flush >= 5*time.Minute):
+		return fmt.Errorf("statistics are flushed every %v (--stats-flush-interval): want 1ms or more, and less than 5m", s.Flush)
+	case s.Eviction != 0 && (s.Eviction < flush || s.Eviction%flush != 0):
+		return fmt.Errorf("statistics are evicted after %v (--stats-eviction-interval): want a multiple of the flush interval %v", s.Eviction, flush)
+	}
+	return nil
+}
+
+// when puts into b how often statistics are taken, made and forgotten.
+func (s Statistics) when(b *bootstrapv3.Bootstrap) {
+	if s.Flush != 0 {
+		b.StatsFlushInterval = durationpb.New(s.Flush)
+	}
+	if s.Eviction != 0 {
+		b.StatsEviction = &bootstrapv3.Bootstrap_StatsEvictionInterval{StatsEvictionInterval: durationpb.New(s.Eviction)}
+	}
+	if s.Lazy {
+		b.DeferredStatOptions = &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true}
+	}
 }
 
 // message is nil where Envoy's own choice is wanted.

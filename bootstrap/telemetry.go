@@ -39,6 +39,7 @@ type Telemetry struct {
 	Statsd           string // IP:port, UDP; "" = none
 	MetricsService   Remote // gRPC
 	AccessLogService Remote // gRPC; only its cluster, which a control plane's configuration names
+	OnlyIPv6         bool   // there is no IPv4 here; default: names are resolved to addresses of IPv4, and of IPv6 when they have none
 }
 
 // Remote is a service that Envoy calls by name.
@@ -96,28 +97,34 @@ func telemetryClusters(t Telemetry) []*clusterv3.Cluster {
 	var all []*clusterv3.Cluster
 	switch t.Tracer {
 	case TracerZipkin:
-		all = append(all, t.Trace.cluster(clusterZipkin))
+		all = append(all, t.cluster(t.Trace, clusterZipkin, false))
 	case TracerDatadog:
-		all = append(all, t.Trace.cluster(clusterDatadog))
+		all = append(all, t.cluster(t.Trace, clusterDatadog, false))
 	}
 	if t.MetricsService.Address != "" {
-		all = append(all, http2(t.MetricsService.cluster(clusterMetrics), nil))
+		all = append(all, t.cluster(t.MetricsService, clusterMetrics, true))
 	}
 	if t.AccessLogService.Address != "" {
-		all = append(all, http2(t.AccessLogService.cluster(clusterAccessLog), nil))
+		all = append(all, t.cluster(t.AccessLogService, clusterAccessLog, true))
 	}
 	return all
 }
 
 // cluster leads to a service by name; check has seen the address.
-func (r Remote) cluster(name string) *clusterv3.Cluster {
+func (t Telemetry) cluster(r Remote, name string, h2 bool) *clusterv3.Cluster {
 	host, port, _ := r.target()
 	c := plainCluster(name, &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
 	}}})
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
 	c.DnsLookupFamily = clusterv3.Cluster_V4_PREFERRED
-	c.TransportSocket = r.TLS.socket()
+	if t.OnlyIPv6 {
+		c.DnsLookupFamily = clusterv3.Cluster_V6_ONLY
+	}
+	c.TransportSocket = r.TLS.socket(name, h2)
+	if h2 {
+		http2(c, nil)
+	}
 	if k := r.Keepalive; k != (Keepalive{}) {
 		c.UpstreamConnectionOptions = &clusterv3.UpstreamConnectionOptions{TcpKeepalive: &corev3.TcpKeepalive{
 			KeepaliveProbes: number(k.Probes), KeepaliveTime: seconds(k.Time), KeepaliveInterval: seconds(k.Interval),
@@ -177,11 +184,18 @@ func sinks(t Telemetry, p parsed) []*metricsv3.StatsSink {
 	return all
 }
 
-func clusterManager(outlierLog string) *bootstrapv3.ClusterManager {
-	if outlierLog == "" {
+func clusterManager(c Config) *bootstrapv3.ClusterManager {
+	if c.OutlierLog == "" && !c.LocalCluster {
 		return nil
 	}
-	return &bootstrapv3.ClusterManager{OutlierDetection: &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: outlierLog}}
+	manager := &bootstrapv3.ClusterManager{}
+	if c.OutlierLog != "" {
+		manager.OutlierDetection = &bootstrapv3.ClusterManager_OutlierDetection{EventLogPath: c.OutlierLog}
+	}
+	if c.LocalCluster {
+		manager.LocalClusterName = ClusterLocal
+	}
+	return manager
 }
 
 const internalBuffer = 64 // KiB between two listeners inside Envoy
@@ -200,6 +214,9 @@ func extensions(c Config) []*corev3.TypedExtensionConfig {
 	return all
 }
 
+// PeerMetadataType is of Istio's peer metadata discovery; an Envoy without it says this name when it refuses the bootstrap.
+const PeerMetadataType = "istio.workload.BootstrapExtension"
+
 // peerMetadata is a message that only Istio's Envoy knows, so it goes as its type's name and plain values.
 func peerMetadata() *xdstypev3.TypedStruct {
 	source := map[string]any{"config_source": map[string]any{"ads": map[string]any{}}}
@@ -207,5 +224,5 @@ func peerMetadata() *xdstypev3.TypedStruct {
 	if err != nil {
 		panic(err) // strings and maps only
 	}
-	return &xdstypev3.TypedStruct{TypeUrl: "type.googleapis.com/istio.workload.BootstrapExtension", Value: value}
+	return &xdstypev3.TypedStruct{TypeUrl: "type.googleapis.com/" + PeerMetadataType, Value: value}
 }

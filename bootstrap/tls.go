@@ -1,71 +1,113 @@
 package bootstrap
 
 import (
+	"time"
+
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// TLS is how a Remote is called.
+// TLS is how a Remote is called. The agent serves the files, so that they may come late and be replaced.
 type TLS struct {
-	ServerName string   // SNI; "" = none
+	ServerName string   // SNI; "" = none, with Workload the name of the Remote's cluster
 	SANs       []string // one of which its certificate must have; none = any
 	RootFile   string   // PEM; "" = its certificate is not checked
 	CertFile   string   // client certificate; "" = none
 	KeyFile    string
-	Workload   bool // with the workload's certificate and roots, which come over SDS, instead of files
+	Workload   bool // with the workload's certificate and roots instead of files
 }
 
-// Names of the workload's secrets.
+// Names of secrets that the agent serves.
 const (
 	secretDefault = "default"
 	secretRoots   = "ROOTCA"
+	secretPair    = "file-cert:" // and two files, with a ~ between
+	secretRoot    = "file-root:"
 )
 
-func (t *TLS) socket() *corev3.TransportSocket {
+// secretWait is how long Envoy's start waits for a secret of a static cluster or listener. Without it metrics would hold up the gateway.
+const secretWait = 2 * time.Second
+
+const tlsSocket = "envoy.transport_sockets.tls"
+
+// Protocols that TLS offers: who calls a gRPC server without one is refused by many. By the first, sidecars know the mesh's own traffic.
+var (
+	offerHTTP2 = []string{"h2"}
+	offerMesh  = []string{"istio", "h2"}
+)
+
+// socket is nil without TLS.
+func (t *TLS) socket(cluster string, h2 bool) *corev3.TransportSocket {
 	if t == nil {
 		return nil
 	}
-	common := &tlsv3.CommonTlsContext{}
+	validation := &tlsv3.CertificateValidationContext{MatchTypedSubjectAltNames: sanMatchers(t.SANs)}
+	config := &tlsv3.UpstreamTlsContext{Sni: t.ServerName}
 	if t.Workload {
-		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(secretDefault)}
-	} else if t.CertFile != "" {
-		common.TlsCertificates = []*tlsv3.TlsCertificate{{CertificateChain: file(t.CertFile), PrivateKey: file(t.KeyFile)}}
+		config.CommonTlsContext = meshContext(validation)
+		config.Sni = orDefault(t.ServerName, cluster)
+	} else {
+		config.CommonTlsContext = t.filesContext(validation)
 	}
-	t.validate(common)
-	return &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{
-		TypedConfig: mustAny(&tlsv3.UpstreamTlsContext{CommonTlsContext: common, Sni: t.ServerName}),
+	switch {
+	case h2 && t.Workload:
+		config.CommonTlsContext.AlpnProtocols = offerMesh
+	case h2:
+		config.CommonTlsContext.AlpnProtocols = offerHTTP2
+	}
+	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: mustAny(config)}}
+}
+
+func (t *TLS) filesContext(validation *tlsv3.CertificateValidationContext) *tlsv3.CommonTlsContext {
+	common := &tlsv3.CommonTlsContext{}
+	if t.CertFile != "" {
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secret(secretPair + t.CertFile + "~" + t.KeyFile)}
+	}
+	if t.RootFile != "" { // else a name in a certificate that nobody vouches for says nothing
+		common.ValidationContextType = combined(validation, secretRoot+t.RootFile)
+	}
+	return common
+}
+
+// meshSocket is for clients with a certificate of the mesh, whoever of it they are.
+func meshSocket() *corev3.TransportSocket {
+	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{
+		TypedConfig: mustAny(&tlsv3.DownstreamTlsContext{
+			CommonTlsContext:         meshContext(&tlsv3.CertificateValidationContext{}),
+			RequireClientCertificate: wrapperspb.Bool(true),
+		}),
 	}}
 }
 
-func (t *TLS) validate(common *tlsv3.CommonTlsContext) {
-	validation := &tlsv3.CertificateValidationContext{}
-	for _, san := range t.SANs {
+// meshContext has the workload's certificate and roots.
+func meshContext(validation *tlsv3.CertificateValidationContext) *tlsv3.CommonTlsContext {
+	return &tlsv3.CommonTlsContext{
+		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{secret(secretDefault)},
+		ValidationContextType:          combined(validation, secretRoots),
+	}
+}
+
+func combined(validation *tlsv3.CertificateValidationContext, roots string) *tlsv3.CommonTlsContext_CombinedValidationContext {
+	return &tlsv3.CommonTlsContext_CombinedValidationContext{
+		CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+			DefaultValidationContext: validation, ValidationContextSdsSecretConfig: secret(roots),
+		},
+	}
+}
+
+func sanMatchers(names []string) (all []*tlsv3.SubjectAltNameMatcher) {
+	for _, san := range names {
 		for _, kind := range []tlsv3.SubjectAltNameMatcher_SanType{tlsv3.SubjectAltNameMatcher_DNS, tlsv3.SubjectAltNameMatcher_URI} {
-			validation.MatchTypedSubjectAltNames = append(validation.MatchTypedSubjectAltNames, &tlsv3.SubjectAltNameMatcher{
+			all = append(all, &tlsv3.SubjectAltNameMatcher{
 				SanType: kind,
 				Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: san}},
 			})
 		}
 	}
-	if t.Workload {
-		common.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
-			CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
-				DefaultValidationContext: validation, ValidationContextSdsSecretConfig: secret(secretRoots),
-			},
-		}
-		return
-	}
-	if t.RootFile == "" {
-		return // a name in a certificate that nobody vouches for says nothing
-	}
-	validation.TrustedCa = file(t.RootFile)
-	common.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: validation}
-}
-
-func file(path string) *corev3.DataSource {
-	return &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: path}}
+	return all
 }
 
 func secret(name string) *tlsv3.SdsSecretConfig {
@@ -76,7 +118,7 @@ func secret(name string) *tlsv3.SdsSecretConfig {
 			SetNodeOnFirstMessageOnly: true,
 			GrpcServices:              []*corev3.GrpcService{grpcService(ClusterSDS)},
 		}},
-		InitialFetchTimeout: durationpb.New(0),
+		InitialFetchTimeout: durationpb.New(secretWait),
 		ResourceApiVersion:  corev3.ApiVersion_V3,
 	}
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: source}

@@ -1,16 +1,20 @@
 package bootstrap
 
 import (
+	"math"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/common/v3"
+	leastrequestv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 const (
@@ -66,14 +70,46 @@ func grpcService(cluster string) *corev3.GrpcService {
 
 // grpcCluster leads to the agent. Its pings find an agent that hangs with its socket open.
 func grpcCluster(name, path string) *clusterv3.Cluster {
-	return http2(plainCluster(name, pipe(path)), &corev3.KeepaliveSettings{
+	return unlimited(http2(plainCluster(name, pipe(path)), &corev3.KeepaliveSettings{
 		Interval: durationpb.New(keepaliveInterval),
 		Timeout:  durationpb.New(keepaliveTimeout),
-	})
+	}))
 }
 
 func foreignCluster(name, path string) *clusterv3.Cluster {
-	return http2(plainCluster(name, pipe(path)), nil)
+	return unlimited(http2(plainCluster(name, pipe(path)), nil))
+}
+
+// unlimited: Envoy opens a stream for each secret, and with its own limit of 1024 the other certificates would never come.
+func unlimited(c *clusterv3.Cluster) *clusterv3.Cluster {
+	most := wrapperspb.UInt32(math.MaxUint32)
+	c.CircuitBreakers = &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
+		{MaxConnections: most, MaxPendingRequests: most, MaxRequests: most},
+	}}
+	return c
+}
+
+// localCluster is filled by the control plane. Zone-aware balancing compares it with the clusters it is for, and needs a policy that knows
+// of zones itself.
+func localCluster() *clusterv3.Cluster {
+	policy := &leastrequestv3.LeastRequest{LocalityLbConfig: &commonv3.LocalityLbConfig{
+		LocalityConfigSpecifier: &commonv3.LocalityLbConfig_ZoneAwareLbConfig_{
+			ZoneAwareLbConfig: &commonv3.LocalityLbConfig_ZoneAwareLbConfig{MinClusterSize: wrapperspb.UInt64(1)},
+		},
+	}}
+	source := ads()
+	source.InitialFetchTimeout = durationpb.New(secretWait)
+	return &clusterv3.Cluster{
+		Name:                 ClusterLocal,
+		ConnectTimeout:       durationpb.New(connectTimeout),
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: source, ServiceName: ClusterLocal},
+		LoadBalancingPolicy: &clusterv3.LoadBalancingPolicy{Policies: []*clusterv3.LoadBalancingPolicy_Policy{{
+			TypedExtensionConfig: &corev3.TypedExtensionConfig{
+				Name: "envoy.load_balancing_policies.least_request", TypedConfig: mustAny(policy),
+			},
+		}}},
+	}
 }
 
 func http2(c *clusterv3.Cluster, keepalive *corev3.KeepaliveSettings) *clusterv3.Cluster {

@@ -9,7 +9,7 @@ import (
 var strange = map[string]string{
 	"FILE_DEBOUNCE_DURATION": "1s", "WASM_PURGE_INTERVAL": "1m", "ISTIO_BOOTSTRAP": "/etc/istio/own.json", "CLOUD_PLATFORM": "aws",
 	"GCP_METADATA": "a|b|c|d", "XDS_AUTH_PROVIDER": "gcp", "CREDENTIAL_FETCHER_TYPE": "GoogleComputeEngine", "CA_PROVIDER": "Other",
-	"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": "localhost:15053", "ENVOY_SECURE_METRICS_PORT": "15091", "SECRET_TTL": "soon",
+	"ISTIO_META_DNS_CAPTURE": "true", "DNS_PROXY_ADDR": "localhost:15053", "ISTIO_ENVOY_ENABLE_CORE_DUMP": "true", "SECRET_TTL": "soon",
 	"GRPC_XDS_BOOTSTRAP": "etc/x.json", "TOKEN_AUDIENCES": "istio-ca",
 }
 

@@ -146,8 +146,10 @@ func addAddress(alias string, address netip.Addr) error {
 	)
 }
 
-func addAddress6(address netip.Addr) error {
-	lo, err := net.InterfaceByName("lo")
+func addAddress6(address netip.Addr) error { return addAddress6To("lo", address) }
+
+func addAddress6To(name string, address netip.Addr) error {
+	device, err := net.InterfaceByName(name)
 	if err != nil {
 		return err
 	}
@@ -160,7 +162,7 @@ func addAddress6(address netip.Addr) error {
 		address [16]byte
 		prefix  uint32
 		index   int32
-	}{address.As16(), 128, int32(lo.Index)}
+	}{address.As16(), 128, int32(device.Index)}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(socket), unix.SIOCSIFADDR, uintptr(unsafe.Pointer(&request))); errno != 0 {
 		return errno
 	}

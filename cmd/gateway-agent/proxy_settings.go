@@ -121,6 +121,9 @@ func envoyFromIstio(s *settings, in istio.Settings) {
 	s.overlays, s.outlierLog = in.Overlays, in.OutlierLog
 	s.localControl, s.metricsLocal, s.istioMetrics = true, in.MetricsLocalOnly, true
 	s.istioExtras, s.peerDiscovery = true, in.Discovery
+	s.securePrometheus, s.secureMetrics, s.compress = in.SecurePrometheusAddress, in.SecureMetricsAddress, !in.PlainMetrics
+	s.dualStack, s.readyProxy = in.DualStack, in.ReadyProxyProtocol
+	s.maxConnections, s.localCluster, s.loadReports, s.hostIP = in.MaxConnections, in.LocalCluster, in.LoadReports, in.HostIP
 }
 
 func statisticsFromIstio(s *settings, in istio.Settings) {
@@ -129,6 +132,7 @@ func statisticsFromIstio(s *settings, in istio.Settings) {
 		s.statsTags = append(s.statsTags, tag.Name+"="+tag.Expression)
 	}
 	s.statsPrefixes, s.statsSuffixes, s.statsRegexps = in.Statistics.Prefixes, in.Statistics.Suffixes, in.Statistics.Expressions
+	s.statsFlush, s.statsEviction = in.Statistics.Flush, in.Statistics.Eviction
 	for _, b := range in.Statistics.Buckets {
 		s.statsBuckets = append(s.statsBuckets, bootstrap.Buckets(b))
 	}
@@ -144,6 +148,7 @@ func telemetryFromIstio(s *settings, t istio.Telemetry) {
 	s.statsd, s.metricsService, s.accessLogService = t.Statsd, t.MetricsService.Address, t.AccessLogService.Address
 	s.remotes = bootstrap.Telemetry{
 		Trace: remoteFromIstio(t.Trace), MetricsService: remoteFromIstio(t.MetricsService), AccessLogService: remoteFromIstio(t.AccessLogService),
+		OnlyIPv6: t.OnlyIPv6,
 	}
 }
 

@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gateway-agent/gateway-agent/bootstrap"
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/atomicfile"
 )
@@ -163,7 +165,13 @@ func (g *gateway) writeBootstrap(ctx context.Context) error {
 		g.log.Info("envoy is started by something else", slog.String("bootstrap", path))
 		return nil
 	}
-	return envoy.Validate(ctx, g.envoyPath, path)
+	err = envoy.Validate(ctx, g.envoyPath, path)
+	if err != nil && g.settings.peerDiscovery && strings.Contains(err.Error(), bootstrap.PeerMetadataType) {
+		g.log.Warn("envoy has no peer metadata discovery, so it goes without: only Istio's build has it", "err", err)
+		g.settings.peerDiscovery = false
+		return g.writeBootstrap(ctx)
+	}
+	return err
 }
 
 func (s *settings) path(name string) string { return filepath.Join(s.runDir, name) }

@@ -100,6 +100,7 @@ func (s *settings) nodeFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.statusAddress, "status-address", "127.0.0.1:15020", "where the agent answers /healthz/ready, /healthz/live and /metrics")
 	f.StringVar(&s.readyAddress, "ready-address", "0.0.0.0:15021", "Envoy's own listener for a load balancer's GET /healthz/ready; 'off' for none")
 	f.StringVar(&s.prometheusAddress, "prometheus-address", "127.0.0.1:15090", "Envoy's own listener for /stats/prometheus; 'off' for none")
+	s.listenerFlags(f)
 	s.statusFlags(f)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gateway-agent/gateway-agent/bootstrap"
+	"github.com/gateway-agent/gateway-agent/internal/istio"
 )
 
 // envoySettings are what Envoy is given, and how it is run.
@@ -30,6 +31,12 @@ type envoySettings struct {
 	envoyArgs         []string
 	listenerDrain     time.Duration
 	onCrash           string
+	dualStack         bool
+	readyProxy        bool
+	localCluster      bool
+	securePrometheus  string
+	secureMetrics     string
+	compress          bool
 	readyMinListeners int
 	maxConnections    int
 
@@ -44,6 +51,8 @@ type envoySettings struct {
 	statsSuffixes    []string
 	statsRegexps     []string
 	statsUsedOnly    bool
+	statsFlush       time.Duration
+	statsEviction    time.Duration
 	statsBuckets     []bootstrap.Buckets // no flag
 
 	tracing          string
@@ -51,7 +60,9 @@ type envoySettings struct {
 	metricsService   string
 	accessLogService string
 	outlierLog       string
-	remotes          bootstrap.Telemetry // TLS and keepalive of the four above; no flag
+	remotes          bootstrap.Telemetry // TLS, keepalive and IP family of the four above; no flag
+	loadReports      string              // JSON of Envoy's load_stats_config; no flag
+	hostIP           string              // what $(HOST_IP) in an overlay stands for; no flag
 
 	localControl   bool
 	metricsLocal   bool
@@ -92,11 +103,23 @@ func (s *envoySettings) bootstrapFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&s.statsSuffixes, "stats-suffix", nil, "see --stats-prefix")
 	f.StringArrayVar(&s.statsRegexps, "stats-regexp", nil, "see --stats-prefix; RE2, of the whole name")
 	f.BoolVar(&s.statsUsedOnly, "stats-used-only", true, "leave statistics that were never touched out of /metrics; a scraper's query decides for itself")
+	f.DurationVar(&s.statsFlush, "stats-flush-interval", 0, "how often Envoy takes its statistics and sends them on (default: Envoy's 5s)")
+	f.DurationVar(&s.statsEviction, "stats-eviction-interval", 0, "forget statistics that nothing touched for this long, a multiple of --stats-flush-interval (default: never)")
 	f.StringVar(&s.tracing, "tracing", "", "zipkin=HOST:PORT or datadog=HOST:PORT, for listeners that ask for tracing without naming a provider")
 	f.StringVar(&s.statsd, "statsd", "", "IP:PORT of a statsd server, UDP")
 	f.StringVar(&s.metricsService, "metrics-service", "", "HOST:PORT of an Envoy metrics service (gRPC)")
 	f.StringVar(&s.accessLogService, "access-log-service", "", "HOST:PORT of an Envoy access log service (gRPC), as cluster envoy_accesslog_service")
 	f.StringVar(&s.outlierLog, "outlier-log", "", "file for ejections by outlier detection")
+	f.BoolVar(&s.localCluster, "local-cluster", false, "a cluster local_cluster of gateways like this one, which the control plane fills, for zone-aware balancing")
+}
+
+// listenerFlags are of Envoy's own listeners, besides their addresses.
+func (s *envoySettings) listenerFlags(f *pflag.FlagSet) {
+	f.StringVar(&s.securePrometheus, "secure-prometheus-address", "", "as --prometheus-address, for clients with a certificate of the same roots as this workload's only")
+	f.StringVar(&s.secureMetrics, "secure-metrics-address", "", "the same for /metrics of --status-address")
+	f.BoolVar(&s.compress, "prometheus-compression", true, "compress Envoy's metrics on its own listeners for clients that accept it")
+	f.BoolVar(&s.readyProxy, "ready-proxy-protocol", false, "a PROXY header may come first on --ready-address")
+	f.BoolVar(&s.dualStack, "dual-stack", false, "Envoy's own listeners on both IP families, where their address is loopback or all addresses")
 }
 
 func (s *envoySettings) statusFlags(f *pflag.FlagSet) {
@@ -115,6 +138,10 @@ func (s *settings) completeEnvoy() error {
 	problems := []error{
 		oneOf("--on-crash", s.onCrash, "restart", "exit"),
 		atLeastZero("--listener-drain", s.listenerDrain),
+		atLeastZero("--stats-flush-interval", s.statsFlush),
+		atLeastZero("--stats-eviction-interval", s.statsEviction),
+		checkAddress("--secure-prometheus-address", s.securePrometheus),
+		checkAddress("--secure-metrics-address", s.secureMetrics),
 		checkAddress("--admin-address", s.adminAddress),
 	}
 	if s.envoyLogLevel != "" {
@@ -191,6 +218,7 @@ func (s *settings) locality() bootstrap.Locality {
 func (s *settings) statistics() (bootstrap.Statistics, error) {
 	statistics := bootstrap.Statistics{
 		NoDefaultTags: !s.statsDefaultTags, Prefixes: s.statsPrefixes, Suffixes: s.statsSuffixes, Expressions: s.statsRegexps, Buckets: s.statsBuckets,
+		Flush: s.statsFlush, Eviction: s.statsEviction, Lazy: s.istioExtras,
 	}
 	for _, text := range s.statsTags {
 		name, expression, ok := strings.Cut(text, "=")
@@ -236,10 +264,17 @@ func (s *settings) telemetry() (bootstrap.Telemetry, error) {
 // readOverlays reads the files that go over the bootstrap.
 func (s *settings) readOverlays() ([]bootstrap.Overlay, error) {
 	var all []bootstrap.Overlay
+	if s.loadReports != "" {
+		data := []byte(`{"cluster_manager": {"load_stats_config": ` + s.loadReports + `}}`)
+		all = append(all, bootstrap.Overlay{Name: "load_stats_config", Data: data})
+	}
 	for _, path := range s.overlays {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("--bootstrap-overlay: %w", err)
+		}
+		if s.istioExtras {
+			data = istio.WithHostIP(data, s.hostIP)
 		}
 		all = append(all, bootstrap.Overlay{Name: path, Data: data})
 	}
@@ -262,6 +297,8 @@ func (g *gateway) bootstrapConfig() (bootstrap.Config, error) {
 		MaxConnections: s.maxConnections,
 		Statistics:     statistics, Telemetry: telemetry, Runtime: runtime, OutlierLog: s.outlierLog,
 		Internal: s.istioExtras, PeerMetadata: s.peerDiscovery, Overlays: overlays,
+		SecurePrometheusAddress: s.securePrometheus, SecureMetricsAddress: s.secureMetrics, Uncompressed: !s.compress,
+		DualStack: s.dualStack, ReadyProxyProtocol: s.readyProxy, LocalCluster: s.localCluster, ProfileFile: s.data("envoy.prof"),
 	}
 	if s.adminAddress == "" {
 		config.AdminSocket = s.admin()

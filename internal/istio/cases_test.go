@@ -352,8 +352,8 @@ readinessProbe: {httpGet: {port: 80}}
 		t.Errorf("telemetry (-want +got):\n%s", diff)
 	}
 	runtime := map[string]any{
-		"a": true, "b": "5", "overload.global_downstream_max_connections": "2147483647",
-		"envoy.reloadable_features.http_reject_path_with_fragment": false,
+		"a": true, "b": "5", "envoy.reloadable_features.http_reject_path_with_fragment": false,
+		"envoy.reloadable_features.fixed_heap_use_allocated": true, "envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update": false,
 	}
 	if diff := cmp.Diff(runtime, s.Runtime); diff != "" {
 		t.Errorf("runtime (-want +got):\n%s", diff)

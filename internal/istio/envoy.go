@@ -1,7 +1,11 @@
 package istio
 
 import (
+	"bytes"
+	"encoding/json"
 	"math"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,10 +42,92 @@ func (m *mapping) mapEnvoy() {
 	if m.skipDeprecated() {
 		m.out.EnvoyArgs = append(m.out.EnvoyArgs, "--skip-deprecated-logs")
 	}
-	if override := m.in.Env["ISTIO_BOOTSTRAP_OVERRIDE"]; override != "" {
-		m.out.Overlays = []string{m.abs(override)}
+	m.out.Discovery = m.discovery()
+	m.mapBootstrap()
+	m.mapListeners()
+}
+
+// discovery: an ambient mesh wants it, too.
+func (m *mapping) discovery() bool {
+	if m.in.Env["PEER_METADATA_DISCOVERY"] == "" {
+		return m.metaFlag("ENABLE_HBONE")
 	}
-	m.out.Discovery = m.flag("PEER_METADATA_DISCOVERY")
+	return m.flag("PEER_METADATA_DISCOVERY")
+}
+
+const (
+	overrideVariable = "ISTIO_BOOTSTRAP_OVERRIDE"
+	// mostConnections is pilot-agent's limit where nobody sets one; without any, Envoy warns at each start.
+	mostConnections    = math.MaxInt32
+	maxConnectionsKey  = "GLOBAL_DOWNSTREAM_MAX_CONNECTIONS"
+	maxConnectionsFlag = "overload.global_downstream_max_connections" // Envoy's, of runtime values
+)
+
+// mapBootstrap says what else the bootstrap has.
+func (m *mapping) mapBootstrap() {
+	if override := m.in.Env[overrideVariable]; override != "" {
+		if m.exists(override) {
+			m.out.Overlays, m.out.HostIP = []string{m.abs(override)}, m.in.Env["HOST_IP"]
+		} else {
+			m.warn("%s=%s cannot be read: ignored", overrideVariable, override)
+		}
+	}
+	m.out.MaxConnections = mostConnections
+	for _, limit := range []struct{ name, value string }{
+		{metaPrefix + maxConnectionsKey, m.metaText(maxConnectionsKey, "")},
+		{maxConnectionsFlag, m.proxy.GetRuntimeValues()[maxConnectionsFlag]},
+	} {
+		if limit.value == "" {
+			continue
+		}
+		if n, err := strconv.ParseInt(limit.value, 10, 32); err == nil && n > 0 {
+			m.out.MaxConnections = int(n)
+			break
+		}
+		m.warn("%s=%q is not a number of connections: ignored", limit.name, limit.value)
+	}
+	m.out.LocalCluster = m.metaFlag("ENABLE_SELF_DISCOVERY")
+	if reports := m.metaText("LOAD_STATS_CONFIG_JSON", ""); json.Valid([]byte(reports)) {
+		m.out.LoadReports = reports
+	} else if reports != "" {
+		m.warn("%sLOAD_STATS_CONFIG_JSON is not JSON: ignored", metaPrefix)
+	}
+}
+
+// WithHostIP puts the node's address into a file that speaks of it, in brackets if it is one of IPv6.
+func WithHostIP(data []byte, address string) []byte {
+	if strings.Contains(address, ":") {
+		address = "[" + address + "]"
+		data = bytes.ReplaceAll(data, []byte("["+hostIP+"]"), []byte(address))
+	}
+	return bytes.ReplaceAll(data, []byte(hostIP), []byte(address))
+}
+
+// mapListeners says where Envoy's own listeners are, besides their ports.
+func (m *mapping) mapListeners() {
+	wildcard := netip.IPv4Unspecified()
+	if m.onlyIPv6() {
+		wildcard = netip.IPv6Unspecified()
+	}
+	m.out.SecurePrometheusAddress = hostPort(wildcard, m.number("ENVOY_SECURE_METRICS_PORT", 0, 0, 65535))
+	m.out.SecureMetricsAddress = hostPort(wildcard, m.number("ENVOY_SECURE_MERGED_METRICS_PORT", 0, 0, 65535))
+	m.out.DualStack = m.flag("ISTIO_DUAL_STACK") && m.bothFamilies()
+	m.out.ReadyProxyProtocol = m.flag("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL")
+	if value := m.proxy.GetStatsCompression(); value != nil {
+		m.out.PlainMetrics = !value.GetValue()
+	}
+	if m.proxy.GetProxyMetadata()["METRICS_LOCALHOST_ACCESS_ONLY"] == "true" {
+		loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		if m.onlyIPv6() {
+			loopback = netip.IPv6Loopback()
+		}
+		m.out.PrometheusAddress = hostPort(loopback, m.prometheusPort())
+	}
+}
+
+// bothFamilies: the pod has addresses of IPv4 and of IPv6.
+func (m *mapping) bothFamilies() bool {
+	return !m.onlyIPv6() && slices.ContainsFunc(m.addresses(), func(address string) bool { return strings.Contains(address, ":") })
 }
 
 // skipDeprecated is true unless told otherwise.
@@ -130,4 +216,9 @@ func (m *mapping) mapModules() {
 	m.out.ModuleSize = m.number("ISTIO_WASM_MAX_BINARY_SIZE_BYTES", 0, 1, math.MaxInt)
 	m.out.InsecureRegistries = m.insecureRegistries()
 	m.out.ModuleExpiry = m.duration("WASM_MODULE_EXPIRY", 0)
+}
+
+func (m *mapping) metaFlag(key string) bool {
+	on, err := strconv.ParseBool(m.metaText(key, "false"))
+	return err == nil && on
 }

@@ -110,7 +110,8 @@ func TestGatewayOfTheChart(t *testing.T) {
 		Envoy:       "/usr/local/bin/envoy",
 		EnvoyArgs:   []string{"--drain-strategy", "immediate", "--file-flush-interval-msec", "1000", "--allow-unknown-static-fields", "--skip-deprecated-logs"},
 		Concurrency: 2, EnvoyLogLevel: "warning", ComponentLogLevel: "misc:error", LogLevel: "info", LogFormat: "text",
-		DrainDelay: 5 * time.Second, DrainTimeout: 10 * time.Second, ListenerDrain: 45 * time.Second,
+		MaxConnections: 2147483647,
+		DrainDelay:     5 * time.Second, DrainTimeout: 10 * time.Second, ListenerDrain: 45 * time.Second,
 	}
 	ignore := cmpopts.IgnoreFields(Settings{}, "Metadata", "Statistics", "Runtime")
 	if diff := cmp.Diff(want, got, ignore); diff != "" {
@@ -170,7 +171,7 @@ func TestEachVariableDoesSomething(t *testing.T) {
 		"ECC_SIGNATURE_ALGORITHM": "EdDSA", "ECC_CURVE": "P384", "PEER_METADATA_DISCOVERY": "true", "ENVOY_STATUS_PORT": "1", "ENVOY_PROMETHEUS_PORT": "2",
 		"METRICS_LOCALHOST_ACCESS_ONLY": "true", "DISABLE_ENVOY": "true", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",
 		"TERMINATION_DRAIN_DURATION_SECONDS": "30", "ENVOY_SKIP_DEPRECATED_LOGS": "false", "WASM_MODULE_EXPIRY": "2h", "CREDENTIAL_FETCHER_TYPE": "Mock",
-		"ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9", "CA_ADDR": "ca:1", "ISTIO_DELTA_XDS": "false", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES": "1000000",
+		"ISTIO_META_ENABLE_SELF_DISCOVERY": "true", "ISTIO_METAJSON_*": `{"X":1}`, "INSTANCE_IP": "10.9.9.9", "CA_ADDR": "ca:1", "ISTIO_DELTA_XDS": "false", "ISTIO_WASM_MAX_BINARY_SIZE_BYTES": "1000000",
 		"ISTIO_META_ENABLE_DNS_SERVER": "true", "DNS_PROXY_ADDR": "127.0.0.1:5353", "DNS_FORWARD_PARALLEL": "true", "DNS_FORWARD_TIMEOUT": "2s",
 	}
 	with := map[string]string{ // means something only beside another one

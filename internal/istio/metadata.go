@@ -21,6 +21,7 @@ const (
 var booleanKeys = []string{
 	"DNS_CAPTURE", "DNS_AUTO_ALLOCATE", "ENABLE_HBONE", "DISABLE_HBONE_SEND", "INBOUND_LISTENER_EXACT_BALANCE",
 	"OUTBOUND_LISTENER_EXACT_BALANCE", "METADATA_DISCOVERY", "ENVOY_SKIP_DEPRECATED_LOGS", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS",
+	"ENABLE_SELF_DISCOVERY",
 }
 
 // ownKeys are set from better knowledge than an ISTIO_META_ variable, or have a type that a variable cannot have.
@@ -125,7 +126,7 @@ func (m *mapping) ownMetadata(addresses []string) map[string]any {
 		"ENVOY_PROMETHEUS_PORT": m.prometheusPort(),
 		"PILOT_SAN":             []any{m.serverName()},
 		"CLUSTER_ID":            m.clusterID(),
-		"METADATA_DISCOVERY":    strconv.FormatBool(m.flag("PEER_METADATA_DISCOVERY")),
+		"METADATA_DISCOVERY":    strconv.FormatBool(m.discovery()),
 		"ISTIO_VERSION":         m.metaText("ISTIO_VERSION", Version),
 	}
 	set := func(key, value string) {

@@ -135,6 +135,7 @@ func (m *mapping) parse(what, text string, into proto.Message) (map[string]json.
 	if string(document) == "null" {
 		return nil, true // an empty file, only comments
 	}
+	document = inSeconds(into.ProtoReflect().Descriptor(), document)
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(document, into); err != nil {
 		m.fail("%s cannot be read: %w", what, err)
 		return nil, false

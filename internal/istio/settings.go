@@ -37,6 +37,12 @@ type Settings struct {
 	PrometheusAddress  string
 	MetricsLocalOnly   bool // metrics are for loopback only
 
+	SecurePrometheusAddress string // Envoy's metrics for clients with a certificate of the mesh; "" = nowhere
+	SecureMetricsAddress    string // the same for those of StatusAddress
+	DualStack               bool   // Envoy's own listeners on both IP families
+	ReadyProxyProtocol      bool   // a PROXY header may come first on ReadyAddress
+	PlainMetrics            bool   // PrometheusAddress does not compress
+
 	Envoy             string // path of the binary
 	EnvoyNone         bool   // DISABLE_ENVOY
 	EnvoyArgs         []string
@@ -61,6 +67,11 @@ type Settings struct {
 	Overlays   []string       // bootstrap files merged over ours
 	OutlierLog string
 	Discovery  bool // Istio's peer metadata discovery, which needs Istio's build of Envoy
+
+	HostIP         string // what $(HOST_IP) in Overlays stands for
+	MaxConnections int    // of clients
+	LocalCluster   bool   // for zone-aware balancing
+	LoadReports    string // JSON: Envoy's cluster_manager.load_stats_config
 }
 
 // Locality is where the node is.
@@ -104,6 +115,8 @@ type Statistics struct {
 	Suffixes    []string
 	Expressions []string // regular expressions, same meaning
 	Buckets     []Buckets
+	Flush       time.Duration // how often; 0 = Envoy's choice
+	Eviction    time.Duration // when what nobody touches is forgotten; 0 = never
 }
 
 // Tag takes a label out of a statistic's name: the expression's first group is cut out, the second is the value.
@@ -122,6 +135,7 @@ type Telemetry struct {
 	Statsd           string // host:port, UDP
 	MetricsService   Remote
 	AccessLogService Remote
+	OnlyIPv6         bool // names are resolved to nothing else
 }
 
 // Remote is a service that Envoy calls by name.

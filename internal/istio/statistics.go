@@ -1,21 +1,24 @@
 package istio
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Annotations that choose statistics.
 const (
-	extraTagsAnnotation  = "sidecar.istio.io/extraStatTags"
-	prefixesAnnotation   = "sidecar.istio.io/statsInclusionPrefixes"
-	suffixesAnnotation   = "sidecar.istio.io/statsInclusionSuffixes"
-	regexpsAnnotation    = "sidecar.istio.io/statsInclusionRegexps"
-	bucketsAnnotation    = "sidecar.istio.io/statsHistogramBuckets"
-	compressedAnnotation = "sidecar.istio.io/statsCompression"
+	extraTagsAnnotation = "sidecar.istio.io/extraStatTags"
+	prefixesAnnotation  = "sidecar.istio.io/statsInclusionPrefixes"
+	suffixesAnnotation  = "sidecar.istio.io/statsInclusionSuffixes"
+	regexpsAnnotation   = "sidecar.istio.io/statsInclusionRegexps"
+	bucketsAnnotation   = "sidecar.istio.io/statsHistogramBuckets"
+	flushAnnotation     = "sidecar.istio.io/statsFlushInterval"
+	evictionAnnotation  = "sidecar.istio.io/statsEvictionInterval"
 )
 
 // Statistics that are kept whatever users choose: Istio's own metrics and what its dashboards show.
@@ -27,20 +30,58 @@ var (
 	neededExpressions = []string{`vhost\..*\.route\..*`}
 )
 
+const discoveryPrefix = "workload_discovery"
+
 // mapStatistics chooses and labels Envoy's statistics as istiod's configuration and Istio's dashboards want them.
 func (m *mapping) mapStatistics() {
 	matcher := m.proxy.GetProxyStatsMatcher()
+	prefixes := neededPrefixes
+	if m.out.Discovery {
+		prefixes = append(slices.Clone(prefixes), discoveryPrefix)
+	}
 	m.out.Statistics = Statistics{
 		Tags:        m.tags(),
-		Prefixes:    m.chosen(prefixesAnnotation, matcher.GetInclusionPrefixes(), neededPrefixes),
+		Prefixes:    m.chosen(prefixesAnnotation, matcher.GetInclusionPrefixes(), prefixes),
 		Suffixes:    m.chosen(suffixesAnnotation, matcher.GetInclusionSuffixes(), neededSuffixes),
 		Expressions: m.chosen(regexpsAnnotation, matcher.GetInclusionRegexps(), neededExpressions),
 		Buckets:     m.buckets(),
 	}
+	m.statisticsTimes()
 	m.out.Runtime = m.runtime()
-	if m.annotations[compressedAnnotation] != "" {
-		m.warn("the annotation %s is ignored: the agent compresses what it serves on /stats/prometheus by itself", compressedAnnotation)
+}
+
+// Envoy's own interval, and what it accepts.
+const (
+	defaultFlush = 5 * time.Second
+	leastFlush   = time.Millisecond
+	mostFlush    = 5 * time.Minute // less than this
+)
+
+func (m *mapping) statisticsTimes() {
+	s := &m.out.Statistics
+	s.Flush = m.annotatedTime(flushAnnotation)
+	if s.Flush != 0 && (s.Flush < leastFlush || s.Flush >= mostFlush) {
+		m.warn("the annotation %s is %v, Envoy wants 1ms or more, and less than 5m: ignored", flushAnnotation, s.Flush)
+		s.Flush = 0
 	}
+	flush := cmp.Or(s.Flush, defaultFlush)
+	if s.Eviction = m.annotatedTime(evictionAnnotation); s.Eviction%flush != 0 {
+		m.warn("the annotation %s is %v, which is no multiple of the flush interval %v: ignored", evictionAnnotation, s.Eviction, flush)
+		s.Eviction = 0
+	}
+}
+
+func (m *mapping) annotatedTime(annotation string) time.Duration {
+	text := m.annotations[annotation]
+	if text == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		m.warn("the annotation %s is %q, which is not a duration such as 10s: ignored", annotation, text)
+		return 0
+	}
+	return d
 }
 
 // chosen: the annotation replaces ProxyConfig; what is needed comes on top.
@@ -71,6 +112,7 @@ func (m *mapping) tags() []Tag {
 	domain := regexp.QuoteMeta(m.clusterDomain())
 	tags := []Tag{
 		{"cluster_name", `^cluster\.(([^;]+(?=;\.)|[^;]+?(?:\.[^;]+?\.svc\.` + domain + `)?);?\.)`},
+		{"thread_name", `^server(\.(.+))\.watchdog`},
 		{"tcp_prefix", `^tcp\.((.+?);?\.)\w+$`},
 		{"response_code", `_rq(_(\d{3}))$`},
 		{"response_code_class", `_rq(_(\dxx))$`},
@@ -129,12 +171,20 @@ func (m *mapping) buckets() []Buckets {
 	return all
 }
 
+// stripVariable keeps the fragment of a path when it is false.
+const stripVariable = "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED"
+
 // runtime is Envoy's static runtime layer: pilot-agent's, with ProxyConfig's values over it. An empty value takes a default away.
 func (m *mapping) runtime() map[string]any {
 	all := map[string]any{
-		"overload.global_downstream_max_connections":               "2147483647",
 		"re2.max_program_size.error_level":                         "32768",
 		"envoy.reloadable_features.http_reject_path_with_fragment": false,
+		"envoy.reloadable_features.fixed_heap_use_allocated":       true,
+		// https://github.com/envoyproxy/envoy/issues/45212
+		"envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update": false,
+	}
+	if m.in.Env[stripVariable] != "" && !m.flag(stripVariable) {
+		all["envoy.reloadable_features.http_strip_fragment_from_path_unsafe_if_disabled"] = "false"
 	}
 	for name, value := range m.proxy.GetRuntimeValues() {
 		switch value {

@@ -22,6 +22,7 @@ func (m *mapping) mapTelemetry() {
 	}
 	t.MetricsService = m.remote("envoyMetricsService", m.proxy.GetEnvoyMetricsService())
 	t.AccessLogService = m.remote("envoyAccessLogService", m.proxy.GetEnvoyAccessLogService())
+	t.OnlyIPv6 = m.onlyIPv6()
 	m.mapTracing(t)
 }
 
@@ -88,10 +89,14 @@ func (m *mapping) tls(field string, settings *networkingv1alpha3.ClientTLSSettin
 	if settings.GetMode() == networkingv1alpha3.ClientTLSSettings_DISABLE {
 		return nil
 	}
-	tls := &TLS{ServerName: settings.GetSni(), SANs: settings.GetSubjectAltNames(), RootFile: m.abs(settings.GetCaCertificates())}
+	tls := &TLS{
+		ServerName: settings.GetSni(), SANs: settings.GetSubjectAltNames(),
+		RootFile: m.abs(m.metaText("TLS_CLIENT_ROOT_CERT", settings.GetCaCertificates())),
+	}
 	switch settings.GetMode() {
 	case networkingv1alpha3.ClientTLSSettings_MUTUAL:
-		tls.CertFile, tls.KeyFile = m.abs(settings.GetClientCertificate()), m.abs(settings.GetPrivateKey())
+		tls.CertFile = m.abs(m.metaText("TLS_CLIENT_CERT_CHAIN", settings.GetClientCertificate()))
+		tls.KeyFile = m.abs(m.metaText("TLS_CLIENT_KEY", settings.GetPrivateKey()))
 		if tls.CertFile == "" || tls.KeyFile == "" {
 			m.warn("ProxyConfig %s has TLS mode MUTUAL without a certificate and a key: no certificate is shown", field)
 			tls.CertFile, tls.KeyFile = "", ""
