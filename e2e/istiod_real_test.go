@@ -113,7 +113,8 @@ func TestPodOfRealIstiod(t *testing.T) {
 	for _, tt := range []struct {
 		mode string
 		end  syscall.Signal // of istiod
-	}{{"delta", syscall.SIGKILL}, {"sotw", syscall.SIGTERM}} {
+		late time.Duration  // it starts after the pod
+	}{{"delta", syscall.SIGKILL, 0}, {"sotw", syscall.SIGTERM, 2 * time.Second}} {
 		t.Run(tt.mode, func(t *testing.T) {
 			if !inSpace(t) {
 				return
@@ -121,8 +122,7 @@ func TestPodOfRealIstiod(t *testing.T) {
 			p := newRealPod(t)
 			p.real.strict()
 			p.proxy["terminationDrainDuration"], p.env["SECRET_TTL"] = "1s", "14s"
-			t.Logf("istiod served after %v", p.real.start())
-			p.start("--xds-mode=" + tt.mode)
+			p.run(tt.mode, tt.late)
 			p.agent.waitReady()
 			p.agent.eventually(compiled, "the plugin serves", func() error { return wantHeader(podURL, "x-hello", "one") })
 			if err := wantHeader(podURL, "x-route", "one"); err != nil {
@@ -143,6 +143,19 @@ func TestPodOfRealIstiod(t *testing.T) {
 			}
 			p.wantQuiet()
 		})
+	}
+}
+
+// run starts both, istiod late if need be.
+func (p *realPod) run(mode string, late time.Duration) {
+	p.t.Helper()
+	if late > 0 {
+		p.start("--xds-mode=" + mode)
+		time.Sleep(late)
+	}
+	p.t.Logf("istiod served after %v", p.real.start())
+	if late == 0 {
+		p.start("--xds-mode=" + mode)
 	}
 }
 
