@@ -141,3 +141,15 @@ func TestUnknownValues(t *testing.T) {
 		}
 	}
 }
+
+// What pilot-agent refuses to start with, and a gateway can do without, is told.
+func TestToldAndLeftOut(t *testing.T) {
+	for name, change := range map[string]func(*pod){
+		`WORKLOAD_IDENTITY_SOCKET_FILE="a/b" is a path: b is used`: func(p *pod) { p.env["WORKLOAD_IDENTITY_SOCKET_FILE"] = "a/b" },
+		"ProxyConfig drainDuration 0s is less than a second: 1s":   func(p *pod) { p.env["PROXY_CONFIG"] = "drainDuration: 0s" },
+	} {
+		if _, warnings, err := try(t, change); err != nil || len(warnings) != 1 || !strings.HasPrefix(warnings[0], name) {
+			t.Errorf("%s: %v, warnings %q", name, err, warnings)
+		}
+	}
+}

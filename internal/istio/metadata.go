@@ -141,7 +141,7 @@ func (m *mapping) ownMetadata(addresses []string) map[string]any {
 	if port := m.in.Args.STSPort; port != 0 {
 		set("STS_PORT", strconv.Itoa(port))
 	}
-	set("WORKLOAD_IDENTITY_SOCKET_FILE", m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))
+	set("WORKLOAD_IDENTITY_SOCKET_FILE", m.workloadSocket())
 	for key, on := range map[string]bool{
 		"EXIT_ON_ZERO_ACTIVE_CONNECTIONS": m.flag("EXIT_ON_ZERO_ACTIVE_CONNECTIONS"),
 		"ENVOY_SKIP_DEPRECATED_LOGS":      m.skipDeprecated(),

@@ -92,6 +92,9 @@ func (m *mapping) checkProxyConfig() {
 	if port := m.proxy.GetStatusPort(); port < 1 || port > 65535 {
 		m.fail("ProxyConfig statusPort %d: want a port from 1 to 65535, the readiness listener asks there", port)
 	}
+	if d := m.proxy.GetDrainDuration().AsDuration(); d >= 0 && d < time.Second {
+		m.warn("ProxyConfig drainDuration %v is less than a second: 1s is used", d)
+	}
 	for field, d := range map[string]*durationpb.Duration{
 		"drainDuration": m.proxy.GetDrainDuration(), "terminationDrainDuration": m.proxy.GetTerminationDrainDuration(),
 	} {

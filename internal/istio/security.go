@@ -176,10 +176,20 @@ func (m *mapping) clientCertificate() (cert, key string) {
 	return cert, key
 }
 
+// workloadSocket is the name of a foreign SDS server's socket, in a directory that nobody chooses.
+func (m *mapping) workloadSocket() string {
+	value := m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName)
+	name := filepath.Base(value)
+	if name != value {
+		m.warn("WORKLOAD_IDENTITY_SOCKET_FILE=%q is a path: %s is used, in %s", value, name, workloadSDS)
+	}
+	return name
+}
+
 // mapIdentity says where the workload's certificate may come from; which it is, the agent sees when it starts.
 func (m *mapping) mapIdentity() {
 	m.out.SDSSocket = m.abs(filepath.Join(workloadSDS, workloadSockName))
-	name := filepath.Base(m.text("WORKLOAD_IDENTITY_SOCKET_FILE", workloadSockName))
+	name := m.workloadSocket()
 	m.out.WorkloadSocket = m.abs(filepath.Join(workloadSDS, name))
 	m.out.WorkloadSocketMust = name != workloadSockName // who names another one wants that issuer, not istiod's CA instead
 	m.out.Workload = m.workload()
