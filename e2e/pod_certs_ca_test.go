@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -69,12 +70,10 @@ func TestPodOutput(t *testing.T) {
 	c := newContainer(t)
 	c.mount(etcCerts, true)
 	c.replaceCA(xdstest.CAConfig{Tokens: []string{"token-1"}, CertSigner: "signer.example/gw", Header: map[string]string{"x-ca": "to the CA"}}, map[string]string{"x-xds": "to istiod"})
-	for name, value := range map[string]string{
+	maps.Copy(c.env, map[string]string{
 		"OUTPUT_CERTS": "./etc/certs", "SECRET_TTL": "5s", "SECRET_GRACE_PERIOD_RATIO": "0.7", "WORKLOAD_RSA_KEY_SIZE": "3072", "PKCS8_KEY": "true",
 		"ISTIO_META_CERT_SIGNER": "signer.example/gw", "CA_HEADER_X-CA": "to the CA", "XDS_HEADER_X-XDS": "to istiod",
-	} {
-		c.env[name] = value
-	}
+	})
 	c.publishMutual("default", "ROOTCA")
 	c.start()
 	c.agent.waitReady()
@@ -204,12 +203,10 @@ func TestPodFirstParty(t *testing.T) {
 	c.project(roots, map[string]string{"istiod.pem": string(c.ca.PEM), "public.pem": string(c.ca.PEM)})
 	c.replaceCA(xdstest.CAConfig{Tokens: []string{one, two}}, nil)
 	delete(c.env, "SERVICE_ACCOUNT")
-	for name, value := range map[string]string{
+	maps.Copy(c.env, map[string]string{
 		"JWT_POLICY": "first-party-jwt", "XDS_ROOT_CA": "/etc/roots/istiod.pem", "CA_ROOT_CA": "SYSTEM", "SSL_CERT_FILE": "/etc/roots/public.pem",
 		"ECC_SIGNATURE_ALGORITHM": "ECDSA", "ECC_CURVE": "P384", "SECRET_TTL": "6s",
-	} {
-		c.env[name] = value
-	}
+	})
 	c.authority.Mangle(c.nonsense())
 	c.publishMutual("default", "ROOTCA")
 	c.start()
