@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// difference is one that is meant, as docs/istio.md tells it.
-type difference struct {
+// podDifference is one that is meant, as docs/istio.md tells it.
+type podDifference struct {
 	what, theirs, ours, why string
 	details                 []detail
 }
@@ -25,7 +25,7 @@ const (
 	exposition = `text/plain; version=0\.0\.4; charset=utf-8`
 )
 
-var differences = []difference{
+var podDifferences = []podDifference{
 	{
 		"the certificate request", "RSA 2048, subject `O=`, SAN critical", "ECDSA P-256, empty subject; RSA when asked for", "the CA takes names from the token, faster handshakes",
 		[]detail{
@@ -162,7 +162,7 @@ func listed(name, was, is string) bool {
 			return true
 		}
 	}
-	for _, d := range differences {
+	for _, d := range podDifferences {
 		for _, one := range d.details {
 			if whole(one.name, name) && whole(one.theirs, was) && whole(one.ours, is) {
 				used[one] = true
@@ -180,7 +180,7 @@ func whole(expression, text string) bool {
 // wantUsed reports details that no test has seen: what is listed and is not so any more goes. prefix is where that test looks.
 func wantUsed(t *testing.T, prefix string) {
 	t.Helper()
-	for _, d := range differences {
+	for _, d := range podDifferences {
 		for _, one := range d.details {
 			if strings.HasPrefix(one.name, prefix) && !used[one] {
 				t.Errorf("%s (%s: %q, %q) was not seen: take it from the list", d.what, one.name, one.theirs, one.ours)
@@ -206,7 +206,7 @@ func TestPilotAgentDocs(t *testing.T) {
 	}
 	var table strings.Builder
 	table.WriteString("| what | pilot-agent | here | why |\n|---|---|---|---|\n")
-	for _, d := range differences {
+	for _, d := range podDifferences {
 		fmt.Fprintf(&table, "| %s | %s | %s | %s |\n", d.what, d.theirs, d.ours, d.why)
 	}
 	want := before + begin + table.String() + end + after

@@ -16,7 +16,7 @@ import (
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
 )
 
-const realAgent = "/usr/local/bin/istio-pilot-agent" // in the container, where pilot-agent is ours
+const pilotProgram = "/usr/local/bin/istio-pilot-agent" // in the container, where pilot-agent is ours
 
 // contender is one of the two programs that are compared.
 type contender struct {
@@ -25,7 +25,7 @@ type contender struct {
 }
 
 var (
-	realPilot = contender{"pilot-agent", realAgent}
+	realPilot = contender{"pilot-agent", pilotProgram}
 	thisAgent = contender{"gateway-agent", "/usr/local/bin/pilot-agent"}
 )
 
@@ -60,7 +60,7 @@ func newDuel(t *testing.T, n network) *duel {
 		t.Fatal(err)
 	}
 	makeDirs(t, filepath.Join(c.root, "var/lib/istio/envoy"))
-	for source, name := range map[string]string{"pilot-agent": realAgent, "envoy_bootstrap_tmpl.json": "var/lib/istio/envoy/envoy_bootstrap_tmpl.json"} {
+	for source, name := range map[string]string{"pilot-agent": pilotProgram, "envoy_bootstrap_tmpl.json": "var/lib/istio/envoy/envoy_bootstrap_tmpl.json"} {
 		source = filepath.Join(tools, source)
 		if _, err := os.Stat(source); err != nil {
 			t.Fatalf("%v: run 'make istio'", err)

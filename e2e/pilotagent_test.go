@@ -80,7 +80,7 @@ func (d *duel) compare(where string, s surroundings, looks ...func(*duel, seen))
 	for _, name := range slices.Sorted(maps.Keys(union(a, b))) {
 		was, is := a.at(name), b.at(name)
 		if was != is && !listed(where+": "+name, was, is) {
-			d.t.Errorf("%s: %s: %s says %s, %s %s: mend that, or list it in differences", where, name, realPilot.name, was, thisAgent.name, is)
+			d.t.Errorf("%s: %s: %s says %s, %s %s: mend that, or list it in podDifferences", where, name, realPilot.name, was, thisAgent.name, is)
 		}
 	}
 }
