@@ -64,6 +64,7 @@ func newKubeAPI(t *testing.T, tokens map[string]xdstest.Identity, reader string)
 // collections are where objects of a kind are.
 var collections = map[string]struct{ apiVersion, path string }{
 	"Secret":                   {"v1", "api/v1/secrets"},
+	"Service":                  {"v1", "api/v1/services"},
 	"CustomResourceDefinition": {"apiextensions.k8s.io/v1", "apis/apiextensions.k8s.io/v1/customresourcedefinitions"},
 	"Gateway":                  {"networking.istio.io/v1", "apis/networking.istio.io/v1/gateways"},
 	"VirtualService":           {"networking.istio.io/v1", "apis/networking.istio.io/v1/virtualservices"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gateway-agent/gateway-agent/dns"
 	"github.com/gateway-agent/gateway-agent/ecds"
 	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/relay"
@@ -38,7 +39,9 @@ func TestRenderReport(t *testing.T) {
 		Source: identity.CA, Authority: "istiod:15012", State: identity.StateOK, ID: "spiffe://cluster.local/ns/a/sa/b",
 		RenewAt: now.Add(11 * time.Hour), NotAfter: now.Add(23 * time.Hour),
 	}
+	good.DNS = &dns.Status{Addresses: []string{"127.0.0.1:15053", "[::1]:15053"}, Hosts: 120, ReceivedAt: ago(3 * time.Minute), Servers: []string{"10.96.0.10:53"}}
 	bad := good
+	bad.DNS = &dns.Status{Addresses: []string{"127.0.0.1:15053"}, Error: "other name servers: /etc/resolv.conf names no server: add a nameserver line with an address"}
 	bad.Identity = &identity.Status{Source: identity.CA, Authority: "istiod:15012", State: identity.StatePending, Reason: "connection refused"}
 	bad.Ready = false
 	bad.Checks = []status.Check{{Name: "configuration accepted", Reason: "waiting for the first LDS answer"}}
@@ -54,6 +57,7 @@ func TestRenderReport(t *testing.T) {
 	}
 	bad.Certificates = []sds.SecretStatus{{Name: "edge", State: sds.StatePending, Reason: "open /certs/tls.crt: no such file or directory"}}
 	other := good
+	other.DNS = nil
 	other.Identity = &identity.Status{Source: identity.Files, State: identity.StateOK}
 	other.Envoy, other.Listeners, other.Plugins, other.Certificates = nil, nil, nil, nil
 	other.ConfigDir = &standalone.Status{
