@@ -24,12 +24,11 @@ const (
 func (s *Server) Serve(ctx context.Context, udp net.PacketConn, tcp net.Listener) error {
 	s.resolv.listens(udp.LocalAddr())
 	s.resolv.listens(tcp.Addr())
-	if conf := s.resolv.now(); conf.err == nil {
-		s.log.InfoContext(ctx, "name server started", "address", tcp.Addr().String(), "others", conf.servers, "search", conf.search)
-	}
+	conf := s.resolv.now()
+	s.log.InfoContext(ctx, "name server started", "address", tcp.Addr().String(), "others", conf.servers, "search", conf.search)
 	both, ctx := errgroup.WithContext(ctx)
 	both.Go(func() error {
-		defer udp.Close()
+		defer func() { _ = udp.Close() }()
 		return serve(ctx, &dns.Server{PacketConn: udp, Handler: s.handler(ctx, "udp"), UDPSize: maxUDP})
 	})
 	both.Go(func() error {
