@@ -145,11 +145,9 @@ var podDifferences = []podDifference{
 	},
 }
 
-// sometimes are details of "metrics" that depend on time, and what the bootstrap lacks, which has a test and a list of its own.
+// sometimes are details of "metric families" that depend on time.
 var sometimes = []detail{
 	{`usual: metric/15020/istio_agent_(outgoing_latency|pilot_xds_.*)`, "there", nothing},
-	{`usual: metric/(15020|15090)/envoy_server_watchdog_(mega_)?miss`, "there", nothing},
-	{`usual: http/GET .*:15090/stats/prometheus Accept-Encoding=gzip -> Content-Encoding`, "gzip", nothing},
 }
 
 // used are the details that this process has seen.

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -33,16 +34,8 @@ const (
 // seenByIstiod is what the control plane is told: node, headers, requests, the certificate request. It is also how Envoy is called.
 func seenByIstiod(d *duel, found seen) {
 	d.t.Helper()
-	d.agent.eventually(10*time.Second, "a certificate is asked for", func() error {
-		if len(d.tap.take(caService)) == 0 {
-			return fmt.Errorf("no request")
-		}
-		return nil
-	})
+	d.agent.eventually(10*time.Second, "a certificate and routes are asked for", d.asked)
 	streams, calls := d.tap.take(adsService), d.tap.take(caService)
-	if len(streams) == 0 || len(streams[0].requests) == 0 {
-		d.t.Fatalf("%s: no request for configuration", d.program)
-	}
 	found["xds/method"] = streams[0].method
 	found.headers("xds/header/", streams[0])
 	found.stream(d, streams[0])
@@ -52,6 +45,18 @@ func seenByIstiod(d *duel, found seen) {
 		found.certificateRequest(d, calls[0])
 	}
 	found.envoy(d)
+}
+
+// asked tells whether all that is compared has been said: routes are asked for last.
+func (d *duel) asked() error {
+	streams, calls := d.tap.take(adsService), d.tap.take(caService)
+	if len(calls) == 0 || len(calls[0].requests) == 0 {
+		return errors.New("no request for a certificate")
+	}
+	if len(streams) == 0 || !slices.ContainsFunc(streams[0].requests, func(raw []byte) bool { return bytes.Contains(raw, []byte(xdstest.RDS)) }) {
+		return errors.New("no request for routes")
+	}
+	return nil
 }
 
 // transport headers are grpc-go's.

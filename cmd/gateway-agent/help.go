@@ -72,7 +72,7 @@ const pilotAgentHelp = `These are the commands of Istio's pilot-agent, for calle
 const requestHelp = `Request asks Envoy's admin API, on the port that a gateway pod has or on the socket in --run-dir, and prints its answer and
 nothing else. 'istioctl proxy-config' works through it.
 
-Exit codes: 0 Envoy answered; 1 it did not, or said no; 2 bad usage.`
+Exit codes: 0 Envoy answered, with 404 too; 1 it did not, or said no; 2 bad usage.`
 
 const waitHelp = `Wait asks until the gateway is ready.
 
