@@ -153,3 +153,17 @@ func TestToldAndLeftOut(t *testing.T) {
 		}
 	}
 }
+
+// PILOT_SAN is istiod's host, whatever name its certificate shall have, and nothing without TLS: as pilot-agent has it.
+func TestNameOfIstiodInTheNode(t *testing.T) {
+	for config, want := range map[string]any{
+		"discoveryAddress: 'istiod.other:15012'":                                   []any{"istiod.other"},
+		"discoveryAddress: 'localhost:15012'":                                      []any{istiodName},
+		"{discoveryAddress: 'istiod.other:15010', controlPlaneAuthPolicy: 'NONE'}": nil,
+	} {
+		s := must(t, func(p *pod) { p.env["PROXY_CONFIG"], p.env["ISTIOD_SAN"] = config, "san" })
+		if diff := cmp.Diff(want, s.Metadata["PILOT_SAN"]); diff != "" || s.ControlPlane.ServerName != "san" {
+			t.Errorf("%s: server name %q, PILOT_SAN (-want +got):\n%s", config, s.ControlPlane.ServerName, diff)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
 )
 
 const (
@@ -124,7 +125,6 @@ func (m *mapping) ownMetadata(addresses []string) map[string]any {
 		"PROXY_CONFIG":          m.proxyConfigJSON(),
 		"ENVOY_STATUS_PORT":     m.readyPort(),
 		"ENVOY_PROMETHEUS_PORT": m.prometheusPort(),
-		"PILOT_SAN":             []any{m.serverName()},
 		"CLUSTER_ID":            m.clusterID(),
 		"METADATA_DISCOVERY":    strconv.FormatBool(m.discovery()),
 		"ISTIO_VERSION":         m.metaText("ISTIO_VERSION", Version),
@@ -133,6 +133,9 @@ func (m *mapping) ownMetadata(addresses []string) map[string]any {
 		if value != "" {
 			meta[key] = value
 		}
+	}
+	if m.proxy.GetControlPlaneAuthPolicy() == meshv1alpha1.AuthenticationPolicy_MUTUAL_TLS {
+		meta["PILOT_SAN"] = []any{hostOf(m.proxy.GetDiscoveryAddress())}
 	}
 	set("NAME", m.in.Env["POD_NAME"])
 	set("NAMESPACE", m.in.Env["POD_NAMESPACE"])

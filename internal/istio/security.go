@@ -80,6 +80,11 @@ func (m *mapping) caName(istiod string) string {
 }
 
 func hostName(address string) string {
+	return hostOf(address)
+}
+
+// hostOf is istiod's name at an address.
+func hostOf(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		host = address
