@@ -11,12 +11,16 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
@@ -38,17 +42,26 @@ func checkIdentity(state tls.ConnectionState, roots *x509.CertPool) error {
 	return nil
 }
 
-// foreignSDS serves a certificate on a socket, as a SPIFFE agent does.
+// foreignSDS serves a certificate on a socket, as SPIRE's agent does in a mesh: the roots are bundles by trust domain, for Envoy's validator of
+// SPIFFE ids, and who does not say which Envoy it is gets nothing.
 func foreignSDS(t *testing.T, socket string, pair testca.Pair, roots []byte) {
 	t.Helper()
 	inline := func(data []byte) *corev3.DataSource {
 		return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: data}}
 	}
+	bundles, err := anypb.New(&tlsv3.SPIFFECertValidatorConfig{TrustDomains: []*tlsv3.SPIFFECertValidatorConfig_TrustDomain{
+		{Name: "cluster.local", TrustBundle: inline(roots)},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	snapshot, err := cachev3.NewSnapshot("1", map[string][]types.Resource{resourcev3.SecretType: {
 		&tlsv3.Secret{Name: "default", Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
 			CertificateChain: inline(pair.CertPEM), PrivateKey: inline(pair.KeyPEM),
 		}}},
-		&tlsv3.Secret{Name: "ROOTCA", Type: &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(roots)}}},
+		&tlsv3.Secret{Name: "ROOTCA", Type: &tlsv3.Secret_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
+			CustomValidatorConfig: &corev3.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: bundles},
+		}}},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -62,13 +75,21 @@ func foreignSDS(t *testing.T, socket string, pair testca.Pair, roots []byte) {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	secretv3.RegisterSecretDiscoveryServiceServer(server, serverv3.NewServer(t.Context(), cache, nil))
+	secretv3.RegisterSecretDiscoveryServiceServer(server, serverv3.NewServer(t.Context(), cache, serverv3.CallbackFuncs{StreamRequestFunc: knowsEnvoy}))
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
 		_ = server.Serve(listener)
 	}()
 	t.Cleanup(func() { server.Stop(); <-served })
+}
+
+// knowsEnvoy refuses a stream as SPIRE does when it cannot tell that Envoy has the validator.
+func knowsEnvoy(_ int64, request *discoveryv3.DiscoveryRequest) error {
+	if v := request.GetNode().GetUserAgentBuildVersion().GetVersion(); request.GetNode() != nil && v.GetMajorNumber() <= 1 && v.GetMinorNumber() < 18 {
+		return status.Errorf(codes.Internal, "no validator of SPIFFE ids in Envoy %d.%d", v.GetMajorNumber(), v.GetMinorNumber())
+	}
+	return nil
 }
 
 // TestProxyIdentity: who serves the workload's certificate, when it is not the CA.

@@ -7,9 +7,13 @@ import (
 	"fmt"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
 
+	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/upstream"
 	"github.com/gateway-agent/gateway-agent/relay"
 	"github.com/gateway-agent/gateway-agent/sds/ca"
@@ -46,7 +50,7 @@ func (g *gateway) buildIdentity() (err error) {
 		Authority: s.caAddress, ID: s.identityID, OpenID: s.identityOpen, Life: s.identityLife, GraceRatio: s.identityGrace, Jitter: s.identityJitter,
 		Key: s.identityKey, RSABits: s.identityBits, PKCS8: s.identityPKCS8, Output: s.identityOutput,
 		OutputShared: s.identityShared, BundleToo: s.identityTrust,
-		Tokens: nonEmpty(s.caTokenFile, s.caCert), RootFiles: nonEmpty(s.caCA),
+		Tokens: nonEmpty(s.caTokenFile, s.caCert), RootFiles: nonEmpty(s.caCA), Node: g.node(),
 	}
 	if s.identityJitter == 0 {
 		config.Jitter = -1
@@ -66,6 +70,25 @@ func (g *gateway) buildIdentity() (err error) {
 	}
 	g.identity, err = identity.New(config)
 	return err
+}
+
+// node is what Envoy would say of itself if it asked for its certificates where the agent does.
+func (g *gateway) node() *corev3.Node {
+	s := g.settings
+	all, _ := s.metadata() // checked by completeEnvoy
+	metadata, _ := structpb.NewStruct(all)
+	number := envoy.MinVersion // at least, where somebody else runs it
+	if g.envoy != nil {
+		number = g.envoy.Status().Version
+	}
+	var major, minor, patch uint32
+	_, _ = fmt.Sscanf(number, "%d.%d.%d", &major, &minor, &patch)
+	return &corev3.Node{
+		Id: s.nodeID, Cluster: s.nodeCluster, Metadata: metadata, UserAgentName: "envoy",
+		UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{
+			Version: &typev3.SemanticVersion{MajorNumber: major, MinorNumber: minor, Patch: patch},
+		}},
+	}
 }
 
 // caConfig is how the CA is reached.

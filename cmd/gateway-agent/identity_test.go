@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gateway-agent/gateway-agent/envoy"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 	"github.com/gateway-agent/gateway-agent/sds/identity"
 )
@@ -122,6 +124,30 @@ func TestIdentityOfIstio(t *testing.T) {
 	base["KUBERNETES_SERVICE_HOST"], base["PROXY_CONFIG_XDS_AGENT"] = "10.0.0.1", "true"
 	if s, _ = mapProxy(t, base); !s.identityShared || !s.identityTrust {
 		t.Errorf("shared %v, trust too %v, want both", s.identityShared, s.identityTrust)
+	}
+}
+
+// A foreign server hears of Envoy what Envoy would say itself: SPIRE gives no bundles of other trust domains to one without a version.
+func TestNodeForAForeignServer(t *testing.T) {
+	s := &settings{}
+	s.nodeID, s.nodeCluster, s.nodeMetaJSON, s.nodeMeta = "router~10.1.2.3~gw.ingress~x", "gw.ingress", `{"disable_spiffe_cert_validation":true}`, []string{"A=b"}
+	for number, want := range map[string]string{"1.38.3-dev": "1.38.3", "": envoy.MinVersion + ".0"} {
+		g := &gateway{settings: s}
+		if number != "" {
+			var err error
+			if g.envoy, err = envoy.New(envoy.Config{Path: "/envoy", Version: number, Bootstrap: "/b", Admin: "/a"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		node := g.node()
+		v := node.GetUserAgentBuildVersion().GetVersion()
+		if got := fmt.Sprintf("%d.%d.%d", v.GetMajorNumber(), v.GetMinorNumber(), v.GetPatch()); got != want || node.GetUserAgentName() != "envoy" {
+			t.Errorf("Envoy %q is %s %s there, want envoy %s", number, node.GetUserAgentName(), got, want)
+		}
+		m := node.GetMetadata().GetFields()
+		if node.GetId() != s.nodeID || node.GetCluster() != s.nodeCluster || !m["disable_spiffe_cert_validation"].GetBoolValue() || m["A"].GetStringValue() != "b" {
+			t.Errorf("node %v", node)
+		}
 	}
 }
 

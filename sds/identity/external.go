@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
@@ -122,7 +121,7 @@ func (w *Workload) streamExternal(ctx context.Context, name string) error {
 	if err != nil {
 		return plain(ctx, err)
 	}
-	req := &discoveryv3.DiscoveryRequest{Node: &corev3.Node{Id: "gateway-agent"}, TypeUrl: secretType, ResourceNames: []string{name}}
+	req := &discoveryv3.DiscoveryRequest{Node: w.cfg.Node, TypeUrl: secretType, ResourceNames: []string{name}}
 	for {
 		if err := stream.Send(req); err != nil && !errors.Is(err, io.EOF) {
 			return plain(ctx, err)

@@ -12,10 +12,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gateway-agent/gateway-agent/internal/testca"
@@ -67,11 +70,16 @@ func (e *external) rotate(t *testing.T, ca *testca.CA) testca.Pair {
 	return p
 }
 
+// testNode is an Envoy that says its version, without which SPIRE gives no bundles of other trust domains.
+var testNode = &corev3.Node{Id: "router~10.1.2.3~gw.ingress~x", UserAgentName: "envoy", UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{
+	UserAgentBuildVersion: &corev3.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40}},
+}}
+
 func startProxy(t *testing.T, socket string) *running {
 	t.Helper()
 	w := &running{recorder: newRecorder()}
 	var err error
-	w.Workload, err = New(Config{Server: w.recorder, Choice: Choice{Source: External, Socket: socket}, Poll: 20 * time.Millisecond, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	w.Workload, err = New(Config{Server: w.recorder, Choice: Choice{Source: External, Socket: socket}, Node: testNode, Poll: 20 * time.Millisecond, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +264,7 @@ func TestExternalAnswersNonsense(t *testing.T) {
 		nack           bool
 	}{{"", "", false}, {"n1", "", true}, {"n2", "", false}, {"n3", "", true}, {"n4", "", true}, {"n5", "v5", false}, {"n6", "v5", true}} {
 		got := seen[i]
-		if got.GetResponseNonce() != want.nonce || got.GetVersionInfo() != want.version || (got.GetErrorDetail() != nil) != want.nack || (got.GetNode() != nil) != (i == 0) {
+		if got.GetResponseNonce() != want.nonce || got.GetVersionInfo() != want.version || (got.GetErrorDetail() != nil) != want.nack || (got.GetNode() != nil) != (i == 0) || i == 0 && !proto.Equal(got.GetNode(), testNode) {
 			t.Errorf("request %d: %v, want nonce %q, version %q, rejection %v", i, got, want.nonce, want.version, want.nack)
 		}
 	}

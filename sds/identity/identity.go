@@ -29,6 +29,7 @@ import (
 	"sync"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 )
 
@@ -62,6 +63,7 @@ type Config struct {
 	Server Server        // who gets the secrets; required
 	Choice Choice        // who provides them, from [Decide]; required
 	CRL    string        // PEM file of revocation lists for ROOTCA, used while it exists; default none
+	Node   *corev3.Node  // who an external server is told is asking: SPIRE gives other roots to an Envoy that says its version; default: a nameless one
 	Poll   time.Duration // how often files and sockets are looked at; default 1 s
 	Log    *slog.Logger  // default: discards
 
@@ -139,6 +141,7 @@ func New(cfg Config) (*Workload, error) {
 	}
 	cfg.Poll = cmp.Or(cfg.Poll, defaultPoll)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	cfg.Node = cmp.Or(cfg.Node, &corev3.Node{Id: "gateway-agent"})
 	w.cfg, w.log = cfg, cfg.Log
 	return w, nil
 }
