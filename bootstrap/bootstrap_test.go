@@ -84,7 +84,7 @@ stats_sinks:
 
 func TestOverlay(t *testing.T) {
 	c := gateway()
-	c.Overlays = []Overlay{{"a", []byte(overlay)}, {"b", []byte(`{"statsFlushInterval": "1s", "bootstrap_extensions": [{"name": "x", "typed_config":
+	c.Overlays = []Overlay{{Name: "a", Data: []byte(overlay)}, {Name: "b", Data: []byte(`{"statsFlushInterval": "1s", "bootstrap_extensions": [{"name": "x", "typed_config":
 		{"@type": "type.googleapis.com/istio.Unknown", "number": 5, "inner": {"@type": "type.googleapis.com/also.Unknown", "a": true}}}]}`)}}
 	b, err := New(c)
 	if err != nil {
@@ -220,12 +220,12 @@ func TestNewRefuses(t *testing.T) {
 		"expression":        {func(c *Config) { c.Statistics.Expressions = []string{"("} }, "--stats-regexp"},
 		"buckets":           {func(c *Config) { c.Statistics.Buckets = []Buckets{{"x", []float64{2, 1}}} }, "do not increase"},
 		"runtime":           {func(c *Config) { c.Runtime = map[string]any{"a": func() {}} }, "--runtime"},
-		"overlay":           {func(c *Config) { c.Overlays = []Overlay{{"o.yaml", []byte("nodes: {}")}} }, `overlay o.yaml: proto`},
-		"overlay's YAML":    {func(c *Config) { c.Overlays = []Overlay{{"o.yaml", []byte("{")}} }, "overlay o.yaml"},
-		"overlay a list":    {func(c *Config) { c.Overlays = []Overlay{{"o.yaml", []byte("[]")}} }, "want an object"},
-		"overlay invalid":   {func(c *Config) { c.Overlays = []Overlay{{"o.yaml", []byte("stats_flush_interval: 0s")}} }, "StatsFlushInterval"},
+		"overlay":           {func(c *Config) { c.Overlays = []Overlay{{Name: "o.yaml", Data: []byte("nodes: {}")}} }, `overlay o.yaml: proto`},
+		"overlay's YAML":    {func(c *Config) { c.Overlays = []Overlay{{Name: "o.yaml", Data: []byte("{")}} }, "overlay o.yaml"},
+		"overlay a list":    {func(c *Config) { c.Overlays = []Overlay{{Name: "o.yaml", Data: []byte("[]")}} }, "want an object"},
+		"overlay invalid":   {func(c *Config) { c.Overlays = []Overlay{{Name: "o.yaml", Data: []byte("stats_flush_interval: 0s")}} }, "StatsFlushInterval"},
 		"overlay's cluster": {func(c *Config) {
-			c.Overlays = []Overlay{{"o.yaml", []byte("static_resources: {clusters: [{name: xds-grpc}]}")}}
+			c.Overlays = []Overlay{{Name: "o.yaml", Data: []byte("static_resources: {clusters: [{name: xds-grpc}]}")}}
 		}, "cluster xds-grpc is there already"},
 		"no socket":         {func(c *Config) { c.XDSSocket = "" }, "xDS socket: no path"},
 		"relative socket":   {func(c *Config) { c.AdminSocket = "run/admin.sock" }, "run/admin.sock is relative"},
@@ -289,4 +289,29 @@ func marshal(t *testing.T, c Config) []byte {
 		t.Fatal(err)
 	}
 	return out
+}
+
+func TestTolerantOverlay(t *testing.T) {
+	var told []string
+	c := full()
+	c.Overlays = []Overlay{{
+		Name: "o.yaml",
+		Data: []byte(`{new_field: 1, header_prefix: x-mine, static_resources: {listeners: [{name: gateway_agent_readiness}, {name: other,
+			address: {socket_address: {address: "::1", port_value: 15090}}}, {name: mine}]}}`),
+		Tolerate: func(err error) { told = append(told, err.Error()) },
+	}}
+	b, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(b.GetStaticResources().GetListeners()); n != 3 || b.GetHeaderPrefix() != "x-mine" {
+		t.Errorf("%d listeners, header prefix %q; want our two, one more, and the prefix", n, b.GetHeaderPrefix())
+	}
+	if len(told) != 3 || !strings.Contains(told[0], "new_field") || !strings.Contains(told[1], "listener gateway_agent_readiness") || !strings.Contains(told[2], "listener other") {
+		t.Errorf("told %q, want the field and two listeners", told)
+	}
+	c.Overlays[0].Data = []byte("stats_flush_interval: soon")
+	if _, err := New(c); err == nil || !strings.Contains(err.Error(), "overlay o.yaml") {
+		t.Errorf("a value that cannot be: %v, want an error that names the file", err)
+	}
 }

@@ -90,7 +90,7 @@ var meantDifferences = []difference{
 	{"/static_resources/clusters/[lightstep]/", "a tracer that is gone", "Envoy has no such tracer any more, and refuses all"},
 	{"/tracing/", "a tracer that is gone", "Envoy has no such tracer any more, and refuses all"},
 	{"/cluster_manager/enable_deferred_cluster_creation", "", "saves memory, where pilot-agent happens to write something about clusters; the rest of gateways has it not either"},
-	{"/layered_runtime/layers/[static_layer]/static_layer/envoy.reloadable_features.http_strip", "runtime values", "a boolean, as Envoy wants it"},
+	{"/layered_runtime/layers/[static_layer]/static_layer/envoy.reloadable_features.http_strip", "runtime values", "Envoy has forgotten it, and calls it a bug of its own"},
 	{"/static_resources/clusters/*/alt_stat_name", "", "the label cluster_name is the same"},
 	{"/static_resources/clusters/*/connect_timeout", "", "1s for all"},
 	{"/static_resources/clusters/*/http2_protocol_options", "", "an agent that hangs with its socket open is noticed"},

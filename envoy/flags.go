@@ -13,7 +13,7 @@ func withoutLater(args []string, version string) (kept, ignored []string) {
 	for i := 0; i < len(args); i++ {
 		name, _, joined := strings.Cut(args[i], "=")
 		since, later := laterFlags[name]
-		if !later || version == "" || (Version{Number: version}).atLeast(since) {
+		if !later || version == "" || (Version{Number: version}).AtLeast(since) {
 			kept = append(kept, args[i])
 			continue
 		}

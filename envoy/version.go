@@ -79,10 +79,10 @@ func parseVersion(out string) (Version, bool) {
 	return Version{Commit: m[1], Number: m[2], Build: m[3]}, true
 }
 
-func (v Version) supported() bool { return v.atLeast(MinVersion) }
+func (v Version) supported() bool { return v.AtLeast(MinVersion) }
 
-// atLeast says whether v is MAJOR.MINOR or newer. What is no version is not.
-func (v Version) atLeast(least string) bool {
+// AtLeast says whether v is MAJOR.MINOR or newer. What is no version is not.
+func (v Version) AtLeast(least string) bool {
 	major, minor, ok := release(v.Number)
 	leastMajor, leastMinor, leastOK := release(least)
 	return ok && leastOK && (major > leastMajor || major == leastMajor && minor >= leastMinor)

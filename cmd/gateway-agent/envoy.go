@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/gateway-agent/gateway-agent/envoy"
+	"github.com/gateway-agent/gateway-agent/internal/istio"
 )
 
 func (g *gateway) findEnvoy(ctx context.Context, s *settings) error {
@@ -19,6 +22,9 @@ func (g *gateway) findEnvoy(ctx context.Context, s *settings) error {
 	found, err := envoy.ReadVersion(ctx, path)
 	if err != nil {
 		return fmt.Errorf("--envoy: %w", err)
+	}
+	if !found.AtLeast("1.38") {
+		s.runtime = slices.DeleteFunc(s.runtime, func(pair string) bool { return strings.HasPrefix(pair, istio.CoalesceGuard+"=") })
 	}
 	g.envoyPath = path
 	g.envoy, err = envoy.New(g.envoyConfig(path, found.String()))

@@ -262,7 +262,8 @@ func (s *settings) telemetry() (bootstrap.Telemetry, error) {
 }
 
 // readOverlays reads the files that go over the bootstrap.
-func (s *settings) readOverlays() ([]bootstrap.Overlay, error) {
+func (g *gateway) readOverlays() ([]bootstrap.Overlay, error) {
+	s := g.settings
 	var all []bootstrap.Overlay
 	if s.loadReports != "" {
 		data := []byte(`{"cluster_manager": {"load_stats_config": ` + s.loadReports + `}}`)
@@ -273,10 +274,12 @@ func (s *settings) readOverlays() ([]bootstrap.Overlay, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--bootstrap-overlay: %w", err)
 		}
+		overlay := bootstrap.Overlay{Name: path, Data: data}
 		if s.istioExtras {
-			data = istio.WithHostIP(data, s.hostIP)
+			overlay.Data = istio.WithHostIP(data, s.hostIP)
+			overlay.Tolerate = func(problem error) { g.log.Warn("a part of the bootstrap overlay does nothing", "err", problem) }
 		}
-		all = append(all, bootstrap.Overlay{Name: path, Data: data})
+		all = append(all, overlay)
 	}
 	return all, nil
 }
@@ -288,7 +291,7 @@ func (g *gateway) bootstrapConfig() (bootstrap.Config, error) {
 	statistics, err2 := s.statistics()
 	runtime, err3 := s.runtimeValues()
 	telemetry, err4 := s.telemetry()
-	overlays, err5 := s.readOverlays()
+	overlays, err5 := g.readOverlays()
 	config := bootstrap.Config{
 		NodeID: s.nodeID, NodeCluster: s.nodeCluster, NodeMetadata: metadata, Locality: s.locality(),
 		XDSSocket: s.xdsSocket, SDSSocket: s.sdsSocket, OtherSDS: s.sdsExternal, FilesSDS: s.istioExtras,

@@ -64,7 +64,6 @@ func TestBootstrapSettings(t *testing.T) {
 		"zones":         {env("ISTIO_META_ENABLE_SELF_DISCOVERY", "true"), func(s Settings) bool { return s.LocalCluster }, ""},
 		"load reports":  {env("ISTIO_META_LOAD_STATS_CONFIG_JSON", "{}"), func(s Settings) bool { return s.LoadReports == "{}" }, ""},
 		"no reports":    {env("ISTIO_META_LOAD_STATS_CONFIG_JSON", "}, {"), func(s Settings) bool { return s.LoadReports == "" }, "LOAD_STATS_CONFIG_JSON is not JSON"},
-		"fragments":     {env(stripVariable, "false"), func(s Settings) bool { return len(s.Runtime) == 5 }, ""},
 		"ambient":       {env("ISTIO_META_ENABLE_HBONE", "true"), discovered, ""},
 		"discovery":     {env("PEER_METADATA_DISCOVERY", "true"), discovered, ""},
 		"no discovery":  {env("ISTIO_META_ENABLE_HBONE", "true", "PEER_METADATA_DISCOVERY", "false"), func(s Settings) bool { return !discovered(s) }, ""},

@@ -171,8 +171,8 @@ func (m *mapping) buckets() []Buckets {
 	return all
 }
 
-// stripVariable keeps the fragment of a path when it is false.
-const stripVariable = "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED"
+// CoalesceGuard is a runtime value that Envoy has since 1.38; an older one takes it for a bug of its own.
+const CoalesceGuard = "envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update"
 
 // runtime is Envoy's static runtime layer: pilot-agent's, with ProxyConfig's values over it. An empty value takes a default away.
 func (m *mapping) runtime() map[string]any {
@@ -180,11 +180,7 @@ func (m *mapping) runtime() map[string]any {
 		"re2.max_program_size.error_level":                         "32768",
 		"envoy.reloadable_features.http_reject_path_with_fragment": false,
 		"envoy.reloadable_features.fixed_heap_use_allocated":       true,
-		// https://github.com/envoyproxy/envoy/issues/45212
-		"envoy.reloadable_features.coalesce_lb_rebuilds_on_batch_update": false,
-	}
-	if m.in.Env[stripVariable] != "" && !m.flag(stripVariable) {
-		all["envoy.reloadable_features.http_strip_fragment_from_path_unsafe_if_disabled"] = "false"
+		CoalesceGuard: false, // https://github.com/envoyproxy/envoy/issues/45212
 	}
 	for name, value := range m.proxy.GetRuntimeValues() {
 		switch value {

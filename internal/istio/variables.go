@@ -102,7 +102,7 @@ var Variables = []Variable{
 	{Name: "ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS", Meaning: "most connections of clients"},
 	{Name: "ISTIO_META_LOAD_STATS_CONFIG_JSON", Meaning: "Envoy's load_stats_config"},
 	{Name: "ISTIO_DUAL_STACK", Meaning: "the readiness and metrics listeners are on both IP families, in a pod that has both"},
-	{Name: "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED", Meaning: "false: the fragment of a request's path stays, which is unsafe"},
+	{Name: "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED", Ignored: true, Quiet: on, Meaning: "Envoy has forgotten this switch; a path with a fragment is not rejected, and loses it"},
 }
 
 var (
