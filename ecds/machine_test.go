@@ -19,11 +19,9 @@ import (
 )
 
 func TestInStoreGoesAtOnce(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
+	r := offered(t, v1)
 	r.wantNone(1)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v1 c1")
 	r.wantUnsettled(1, 1)
 	r.answer(1, "p", nil)
@@ -48,8 +46,7 @@ func TestBeingPulledNeverWorked(t *testing.T) {
 		{spec{name: "p", uri: "oci://r/v1", network: true, policy: wasmv3.FailurePolicy_FAIL_OPEN}, "network rbac allow"},
 	} {
 		t.Run(fmt.Sprint(c.spec.policy, c.spec.open, c.spec.network), func(t *testing.T) {
-			r := newRig(t)
-			r.open(1, "p")
+			r := opened(t, "p")
 			r.advance(3 * time.Second)
 			r.offer(1, 1, c.spec)
 			r.advance(7*time.Second - 1)
@@ -64,7 +61,7 @@ func TestBeingPulledNeverWorked(t *testing.T) {
 			r.advance(1)
 			r.wantSettled(1, 1)
 			r.answer(1, "p", nil)
-			r.pulled(r.lastPull(), nil)
+			r.pullEnds(nil)
 			r.want(1, "oci://r/v1")
 			r.answer(1, "p", nil)
 			r.wantState("p", StateLive)
@@ -73,9 +70,7 @@ func TestBeingPulledNeverWorked(t *testing.T) {
 }
 
 func TestBeingPulledWorkedBefore(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.offer(1, 2, v2)
 	r.wantState("p", StatePending, "still being pulled")
 	r.advance(10*time.Second - 1)
@@ -83,17 +78,15 @@ func TestBeingPulledWorkedBefore(t *testing.T) {
 	r.advance(1)
 	r.wantSettled(1, 2, "p: ", "previous version was kept", "still being pulled")
 	r.wantNone(1)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v2 c2")
 	r.answer(1, "p", nil)
 	r.wantState("p", StateLive)
 }
 
 func TestFailedForNowNeverWorked(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), errBusy)
+	r := offered(t, v1)
+	r.pullEnds(errBusy)
 	r.wantNone(1)
 	if s := r.wantState("p", StatePending, "503"); s.Attempts != 1 || !s.NextRetry.Equal(r.now.Add(time.Second)) {
 		t.Errorf("status %+v, want one attempt and the next in 1 s", s)
@@ -101,40 +94,31 @@ func TestFailedForNowNeverWorked(t *testing.T) {
 	// With the largest jitter: 1, 2, 4 … 60 s between a failure and the next attempt, and no end.
 	for i, wait := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60, 60, 60} {
 		r.advance(wait*time.Second - 1)
-		if got := len(r.pulls); got != i+1 {
-			t.Fatalf("attempt %d: came early", i+2)
-		}
+		r.wantPulls(i+1, "the next is not due")
 		r.advance(1)
-		if got := len(r.pulls); got != i+2 {
-			t.Fatalf("attempt %d: not there after %d s", i+2, wait)
-		}
-		r.pulled(r.lastPull(), errBusy)
+		r.wantPulls(i+2, "the next is due")
+		r.pullEnds(errBusy)
 	}
 	r.want(1, "http rbac deny")
 	r.wantSettled(1, 1)
 	r.advance(time.Minute)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v1 c1")
 }
 
 func TestFailedForNowRecoversWithinHold(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), errBusy)
+	r := offered(t, v1)
+	r.pullEnds(errBusy)
 	r.advance(time.Second)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v1 c1")
 	r.answer(1, "p", nil)
 	r.wantSettled(1, 1)
 }
 
 func TestFailedForNowWorkedBefore(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), errBusy)
+	r := live(t, v1)
+	r.offerAndPull(1, 2, v2, errBusy)
 	r.wantState("p", StateDegraded, "503")
 	r.wantNone(1)
 	r.advance(10 * time.Second)
@@ -143,45 +127,36 @@ func TestFailedForNowWorkedBefore(t *testing.T) {
 	if n := len(r.pulls); n < 3 {
 		t.Fatalf("%d pulls, want retries", n)
 	}
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v2 c2")
 }
 
 func TestFailedForGoodNeverWorked(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), errGone)
+	r := offered(t, v1)
+	r.pullEnds(errGone)
 	r.want(1, "http rbac deny")
 	r.wantState("p", StatePolicy, "404")
 	r.wantUnsettled(1, 1)
 	r.answer(1, "p", nil)
 	r.wantSettled(1, 1)
 	r.advance(45*time.Second - 1) // the slow end, with the jitter that makes it shortest
-	if len(r.pulls) != 1 {
-		t.Fatal("retried before the slow end")
-	}
+	r.wantPulls(1, "no retry before the slow end")
 	r.advance(15 * time.Second)
-	if len(r.pulls) != 2 {
-		t.Fatalf("%d pulls, want the retry within a minute", len(r.pulls))
-	}
-	r.pulled(r.lastPull(), nil)
+	r.wantPulls(2, "the retry within a minute")
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v1 c1")
 }
 
 func TestFailedForGoodWorkedBefore(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), errGone)
+	r := live(t, v1)
+	r.offerAndPull(1, 2, v2, errGone)
 	r.wantNone(1)
 	r.wantSettled(1, 2, "previous version was kept", "404")
 	if s := r.wantState("p", StateDegraded, "404"); s.DigestLive != module("oci://r/v1").Digest || s.Version != "2" {
 		t.Errorf("status %+v", s)
 	}
 	r.advance(time.Minute)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v2 c2")
 }
 
@@ -191,34 +166,28 @@ func TestRetryAfter(t *testing.T) {
 		asked, want time.Duration
 	}{{"longer", 90 * time.Second, 90 * time.Second}, {"shorter than the backoff", time.Millisecond, time.Second}, {"absurd", 1000 * time.Hour, time.Hour}} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t)
-			r.open(1, "p")
-			r.offer(1, 1, v1)
-			r.pulled(r.lastPull(), fmt.Errorf("pull: %w", pullError{text: "429", after: c.asked}))
+			r := offered(t, v1)
+			r.pullEnds(fmt.Errorf("pull: %w", pullError{text: "429", after: c.asked}))
 			r.advance(c.want - 1)
 			r.offer(1, 2, v1) // an upstream that insists does not undo what the registry asked for
-			if c.want > time.Second && len(r.pulls) != 1 {
-				t.Fatal("retried too early")
+			if c.want > time.Second {
+				r.wantPulls(1, "too early for a retry")
 			}
 			r.advance(1)
-			if len(r.pulls) != 2 {
-				t.Fatalf("%d pulls after %s", len(r.pulls), c.want)
-			}
+			r.wantPulls(2, "the retry")
 		})
 	}
 }
 
 func TestNeverOffered(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.advance(10*time.Second - 1)
 	r.wantNone(1)
 	r.wantState("p", StatePending, "waiting for the control plane")
 	r.advance(1)
 	r.want(1, "http rbac deny")
 	r.wantState("p", StatePolicy, "control plane has not sent")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(1, 1, v1, nil)
 	r.want(1, "oci://r/v1 c1")
 }
 
@@ -235,23 +204,6 @@ func TestNeverOfferedWithLastGood(t *testing.T) {
 	r.wantNone(1)
 }
 
-// restarted is an agent that starts over what another one, where s was live, has saved.
-func restarted(t *testing.T, s spec) *rig {
-	t.Helper()
-	before := newRig(t)
-	before.open(1, s.name)
-	before.live(1, 1, s)
-	data, _, err := before.m.snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := newRig(t)
-	if err := r.m.restore(r.now, data); err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
 func TestRestartServesSameAtOnce(t *testing.T) {
 	r := restarted(t, v1)
 	r.open(1, "p")
@@ -260,7 +212,7 @@ func TestRestartServesSameAtOnce(t *testing.T) {
 	r.answer(1, "p", nil)
 	r.wantState("p", StateLive)
 	r.wantSettled(1, 1)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.wantNone(1)
 	r.wantState("p", StateLive)
 	r.close(1)
@@ -276,7 +228,7 @@ func TestRestartKeepsOldWhileNewFails(t *testing.T) {
 	r.offer(1, 1, v2)
 	r.want(1, "oci://r/v1 c1") // at once: it worked here before
 	r.answer(1, "p", nil)
-	r.pulled(r.lastPull(), errGone)
+	r.pullEnds(errGone)
 	r.wantNone(1)
 	r.wantState("p", StateDegraded)
 	r.wantSettled(1, 1, "previous version was kept")
@@ -285,7 +237,7 @@ func TestRestartKeepsOldWhileNewFails(t *testing.T) {
 	r.open(2, "p")
 	r.want(2, "oci://r/v1 c1")
 	r.advance(time.Minute)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(2, "oci://r/v2 c2")
 }
 
@@ -295,25 +247,21 @@ func TestRestartThenStoreFailsThenStreamIsAway(t *testing.T) {
 	r.offer(1, 1, v1)
 	r.want(1, "oci://r/v1 c1")
 	r.answer(1, "p", nil)
-	r.pulled(r.lastPull(), errGone)
+	r.pullEnds(errGone)
 	r.wantState("p", StateDegraded, "404")
 	r.close(1)
 	r.advance(time.Hour) // given up meanwhile
 	n := len(r.pulls)
 	r.open(2, "p")
 	r.want(2, "oci://r/v1 c1")
-	if len(r.pulls) != n+1 {
-		t.Fatal("the work is not taken up again")
-	}
-	r.pulled(r.lastPull(), nil)
+	r.wantPulls(n+1, "the work is taken up again")
+	r.pullEnds(nil)
 	r.answer(2, "p", nil)
 	r.wantState("p", StateLive)
 }
 
 func TestNewStreamGetsNewestAtOnce(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.close(1)
 	r.advance(time.Hour)
 	r.open(2, "p")
@@ -322,16 +270,12 @@ func TestNewStreamGetsNewestAtOnce(t *testing.T) {
 	r.answer(2, "p", nil)
 	r.wantSettled(2, 1)
 	r.wantNone(2)
-	if len(r.pulls) != 1 {
-		t.Errorf("%d pulls, want one: nothing has changed", len(r.pulls))
-	}
+	r.wantPulls(1, "nothing has changed")
 }
 
 func TestNewStreamDoesNotWaitForPolicyAgain(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), errBusy)
+	r := offered(t, v1)
+	r.pullEnds(errBusy)
 	r.advance(10 * time.Second)
 	r.want(1, "http rbac deny")
 	r.close(1)
@@ -343,29 +287,24 @@ func TestNewStreamDoesNotWaitForPolicyAgain(t *testing.T) {
 }
 
 func TestNodesAreApart(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.m.open(r.now, 2, node("other"))
 	r.subscribe(2, "p")
 	r.wantNone(2)
-	r.offer(2, 1, v2)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(2, 1, v2, nil)
 	r.want(2, "oci://r/v2 c2")
 	r.wantNone(1)
 }
 
 func TestNewerCancelsOlder(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
+	r := offered(t, v1)
 	old := r.lastPull()
 	r.offer(1, 2, v2)
 	if diff := cmp.Diff([]uint64{old.pull}, r.stopped); diff != "" {
 		t.Fatalf("cancelled pulls:\n%s", diff)
 	}
 	r.wantSettled(1, 1) // overtaken: what came later decides
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v2 c2")
 	r.pulled(old, nil)
 	r.wantNone(1)
@@ -375,38 +314,27 @@ func TestNewerCancelsOlder(t *testing.T) {
 }
 
 func TestUnchangedIsLeftAlone(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	again := v1
 	again.version = "1b"
 	r.offer(1, 2, again)
 	r.wantSettled(1, 2)
 	r.wantNone(1)
-	if len(r.pulls) != 1 {
-		t.Errorf("%d pulls, want one", len(r.pulls))
-	}
+	r.wantPulls(1, "nothing has changed")
 	if s := r.wantState("p", StateLive); s.Version != "1b" {
 		t.Errorf("version %q, want the newest", s.Version)
 	}
 }
 
 func TestUnchangedButFailedIsTriedAgain(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), errGone)
+	r := live(t, v1)
+	r.offerAndPull(1, 2, v2, errGone)
 	r.offer(1, 3, v2) // at once: no
 	r.wantSettled(1, 3, "404")
-	if len(r.pulls) != 2 {
-		t.Fatalf("%d pulls, want 2: a control plane in a loop must not become a load on the registry", len(r.pulls))
-	}
+	r.wantPulls(2, "a control plane in a loop must not become a load on the registry")
 	r.advance(time.Second)
 	r.offer(1, 4, v2)
-	if len(r.pulls) != 3 {
-		t.Fatalf("%d pulls, want 3", len(r.pulls))
-	}
+	r.wantPulls(3, "a second later it is tried again")
 }
 
 func TestAlwaysWithNewResourceVersion(t *testing.T) {
@@ -415,41 +343,31 @@ func TestAlwaysWithNewResourceVersion(t *testing.T) {
 		s.env = map[string]string{policyKey: "Always", versionKey: version}
 		return s
 	}
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, mk("7"))
+	r := live(t, mk("7"))
 	if ref := r.lastPull().ref; !ref.Always || ref.ResourceVersion != "7" {
 		t.Errorf("reference %+v", ref)
 	}
 	r.offer(1, 2, mk("7"))
-	if len(r.pulls) != 1 {
-		t.Fatal("pulled again though nothing has changed")
-	}
+	r.wantPulls(1, "nothing has changed")
 	r.offer(1, 3, mk("8"))
-	if len(r.pulls) != 2 {
-		t.Fatal("not pulled again for a new resource version")
-	}
-	r.pulled(r.lastPull(), nil)
+	r.wantPulls(2, "the resource version is new")
+	r.pullEnds(nil)
 	r.wantNone(1) // the same module and configuration: Envoy has it already
 	r.wantSettled(1, 3)
 	r.wantState("p", StateLive)
 }
 
 func TestConfigOnlyChange(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	changed := v1
 	changed.config = "c9"
-	r.offer(1, 2, changed)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(1, 2, changed, nil)
 	r.want(1, "oci://r/v1 c9")
 }
 
 func TestNeighboursDoNotWait(t *testing.T) {
 	q := spec{name: "q", uri: "oci://r/v2"}
-	r := newRig(t)
-	r.open(1, "p", "q")
+	r := opened(t, "p", "q")
 	r.offer(1, 1, v1, q)
 	r.pulled(r.pulls[1], nil)
 	r.want(1, "oci://r/v2")
@@ -464,8 +382,7 @@ func TestNeighboursDoNotWait(t *testing.T) {
 func TestSettleJoinsReasons(t *testing.T) {
 	q1, q2 := spec{name: "q", uri: "oci://r/v1"}, spec{name: "q", uri: "oci://r/v3"}
 	bad := spec{name: "z"}
-	r := newRig(t)
-	r.open(1, "p", "q", "z")
+	r := opened(t, "p", "q", "z")
 	r.live(1, 1, v1)
 	r.live(1, 2, q1)
 	r.offer(1, 3, v2, q2, bad)
@@ -476,11 +393,8 @@ func TestSettleJoinsReasons(t *testing.T) {
 }
 
 func TestEnvoyRejectsWorkedBefore(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), nil)
+	r := live(t, v1)
+	r.offerAndPull(1, 2, v2, nil)
 	r.want(1, "oci://r/v2 c2")
 	r.answer(1, "p", errEnvoy)
 	r.want(1, "oci://r/v1 c1") // at once
@@ -494,12 +408,9 @@ func TestEnvoyRejectsWorkedBefore(t *testing.T) {
 	r.wantSettled(1, 3, "Envoy refused it")
 	r.advance(time.Hour)
 	r.wantNone(1)
-	if len(r.pulls) != 2 {
-		t.Errorf("%d pulls, want 2", len(r.pulls))
-	}
+	r.wantPulls(2, "the same again changes nothing")
 	// New content does.
-	r.offer(1, 4, v3)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(1, 4, v3, nil)
 	r.want(1, "oci://r/v3 c3")
 	r.answer(1, "p", nil)
 	r.wantSettled(1, 4)
@@ -507,11 +418,7 @@ func TestEnvoyRejectsWorkedBefore(t *testing.T) {
 }
 
 func TestEnvoyRejectsNeverWorked(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
-	r.want(1, "oci://r/v1 c1")
+	r := sent(t, v1, "oci://r/v1 c1")
 	r.answer(1, "p", errEnvoy)
 	r.want(1, "http rbac deny")
 	r.wantSettled(1, 1, "Envoy refused it")
@@ -520,11 +427,7 @@ func TestEnvoyRejectsNeverWorked(t *testing.T) {
 }
 
 func TestEnvoyRejectsPolicyToo(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
-	r.want(1, "oci://r/v1 c1")
+	r := sent(t, v1, "oci://r/v1 c1")
 	r.answer(1, "p", errEnvoy)
 	r.want(1, "http rbac deny")
 	r.answer(1, "p", errors.New("Error: filter config has type URL … but expect x"))
@@ -538,10 +441,8 @@ func TestEnvoyRejectsPolicyToo(t *testing.T) {
 }
 
 func TestEnvoyRejectsPolicyAfterPermanentFailure(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), errGone)
+	r := offered(t, v1)
+	r.pullEnds(errGone)
 	r.want(1, "http rbac deny")
 	r.answer(1, "p", errEnvoy)
 	r.advance(10 * time.Second)
@@ -555,7 +456,7 @@ func TestEnvoyRejectsLastGoodWhilePulling(t *testing.T) {
 	r.want(1, "oci://r/v1 c1")
 	r.answer(1, "p", errors.New("Invalid path: /store/x"))
 	r.want(1, "http rbac deny") // at once, although v2 is still being pulled
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v2 c2")
 }
 
@@ -564,31 +465,24 @@ func TestRejectedLastGoodIsRepairedOnce(t *testing.T) {
 	r.open(1, "p")
 	r.offer(1, 1, v1)
 	r.want(1, "oci://r/v1 c1")
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.answer(1, "p", errors.New("Invalid path: /store/x"))
 	r.want(1, "http rbac deny")
 	r.answer(1, "p", nil)
 	r.advance(time.Minute)
-	if len(r.pulls) != 2 {
-		t.Fatalf("%d pulls, want the store asked once more", len(r.pulls))
-	}
-	r.pulled(r.lastPull(), nil)
+	r.wantPulls(2, "the store is asked once more")
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v1 c1 salted") // Envoy would take the same for unchanged
 	r.answer(1, "p", errEnvoy)
 	r.want(1, "http rbac deny")
 	r.advance(time.Hour)
 	r.wantNone(1)
-	if len(r.pulls) != 2 {
-		t.Fatalf("%d pulls, want no loop", len(r.pulls))
-	}
+	r.wantPulls(2, "no loop")
 }
 
 func TestRejectedIsTriedOnNewStream(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), nil)
+	r := live(t, v1)
+	r.offerAndPull(1, 2, v2, nil)
 	r.answer(1, "p", errEnvoy)
 	r.answer(1, "p", nil)
 	for i := range uint64(5) { // an upstream that comes and goes
@@ -597,11 +491,9 @@ func TestRejectedIsTriedOnNewStream(t *testing.T) {
 		r.want(2+i, "oci://r/v1 c1")
 		r.advance(time.Second)
 	}
-	if len(r.pulls) != 2 {
-		t.Fatalf("%d pulls within a minute of the rejection, want none more", len(r.pulls)-2)
-	}
+	r.wantPulls(2, "none within a minute of the rejection")
 	r.advance(time.Minute)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	first := r.want(6, "oci://r/v2 c2 salted")
 	r.answer(6, "p", nil)
 	r.wantState("p", StateLive)
@@ -614,11 +506,7 @@ func TestRejectedIsTriedOnNewStream(t *testing.T) {
 }
 
 func TestRejectedIsTriedOnAnotherEnvoy(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
-	r.want(1, "oci://r/v1 c1")
+	r := sent(t, v1, "oci://r/v1 c1")
 	r.answer(1, "p", errEnvoy)
 	r.close(1)
 	n := node("n")
@@ -629,34 +517,29 @@ func TestRejectedIsTriedOnAnotherEnvoy(t *testing.T) {
 	if got := r.lastPull(); got.ref.Node != n || len(r.pulls) != 2 {
 		t.Fatalf("pull %+v: want one for the new Envoy, whose verdict may differ", got)
 	}
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(2, "oci://r/v1 c1 salted")
 }
 
 func TestRejectedContentComesBack(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
+	r := offered(t, v1)
+	r.pullEnds(nil)
 	r.answer(1, "p", errEnvoy)
 	r.answer(1, "p", nil) // the policy filter
 	r.pushes(1)
 	changed := v1
 	changed.env = map[string]string{versionKey: "2"} // new content upstream, the same for Envoy
-	r.offer(1, 2, changed)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(1, 2, changed, nil)
 	r.want(1, "oci://r/v1 c1 salted")
 }
 
 func TestOneStreamRejectsWhatAnotherRuns(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.open(2, "p")
 	r.live(1, 1, v1)
 	r.want(2, "oci://r/v1 c1")
 	r.answer(2, "p", nil)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(1, 2, v2, nil)
 	r.pushes(1)
 	r.pushes(2)
 	r.answer(1, "p", nil)
@@ -672,11 +555,9 @@ func TestOneStreamRejectsWhatAnotherRuns(t *testing.T) {
 }
 
 func TestLaterAcceptanceCounts(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.open(2, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(1, 1, v1, nil)
 	r.answer(1, "p", errEnvoy)
 	r.wantState("p", StateRejected)
 	r.answer(2, "p", nil)
@@ -687,8 +568,7 @@ func TestLaterAcceptanceCounts(t *testing.T) {
 }
 
 func TestLateAcceptanceIsNoStepBack(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.open(2, "p")
 	r.live(1, 1, v1)
 	r.live(1, 2, v2)
@@ -700,11 +580,8 @@ func TestLateAcceptanceIsNoStepBack(t *testing.T) {
 }
 
 func TestBothRejected(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), nil)
+	r := live(t, v1)
+	r.offerAndPull(1, 2, v2, nil)
 	r.pushes(1)
 	r.answer(1, "p", errEnvoy)
 	r.want(1, "oci://r/v1 c1")
@@ -717,59 +594,42 @@ func TestBothRejected(t *testing.T) {
 }
 
 func TestPinsCoverWhatEnvoyHolds(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
+	r := offered(t, v1)
+	r.pullEnds(nil)
 	r.answer(1, "p", errEnvoy)
 	r.answer(1, "p", errEnvoy) // the policy filter: v1 is what Envoy reads when a listener changes
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), nil)
-	want := []string{module("oci://r/v2").Digest}
-	if diff := cmp.Diff(want, r.m.pins()); diff != "" {
-		t.Errorf("pins:\n%s", diff)
-	}
+	r.offerAndPull(1, 2, v2, nil)
+	want := module("oci://r/v2").Digest
+	r.wantPins(want)
 	r.offer(1, 3, v3) // v2 is with Envoy, v3 on its way
-	if diff := cmp.Diff(want, r.m.pins()); diff != "" {
-		t.Errorf("pins:\n%s", diff)
-	}
+	r.wantPins(want)
 	r.answer(1, "p", errEnvoy) // nothing takes its place, so Envoy may still read it
-	if diff := cmp.Diff(want, r.m.pins()); diff != "" {
-		t.Errorf("pins:\n%s", diff)
-	}
+	r.wantPins(want)
 }
 
 func TestSaltOutlivesRestart(t *testing.T) {
-	before := newRig(t)
-	before.open(1, "p")
-	before.offer(1, 1, v1)
-	before.pulled(before.lastPull(), nil)
+	before := offered(t, v1)
+	before.pullEnds(nil)
 	before.answer(1, "p", errEnvoy)
 	before.answer(1, "p", nil)
 	changed := v1
 	changed.env = map[string]string{versionKey: "2"}
 	before.live(1, 2, changed)
-	data, _, _ := before.m.snapshot()
-	r := newRig(t)
-	if err := r.m.restore(r.now, data); err != nil {
-		t.Fatal(err)
-	}
+	r := before.restart()
 	r.open(1, "p")
 	r.offer(1, 1, changed)
 	r.want(1, "oci://r/v1 c1 salted")
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.wantNone(1)
 }
 
 func TestLateAnswerForOldVersion(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
+	r := offered(t, v1)
+	r.pullEnds(nil)
 	old := r.want(1, "oci://r/v1 c1")
 	r.offer(1, 2, v2)
 	r.wantNone(1)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v2 c2")
 	r.m.answer(r.now, 1, "p", old.GetVersion(), nil)
 	r.drain()
@@ -786,11 +646,7 @@ func TestLateAnswerForOldVersion(t *testing.T) {
 }
 
 func TestSlowEnvoyIsNotAFailure(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
-	r.want(1, "oci://r/v1 c1")
+	r := sent(t, v1, "oci://r/v1 c1")
 	r.advance(10 * time.Second)
 	r.wantSettled(1, 1)
 	r.wantNone(1) // no policy filter behind its back
@@ -801,9 +657,7 @@ func TestSlowEnvoyIsNotAFailure(t *testing.T) {
 }
 
 func TestSubscribedAgainWantsAnAnswer(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.subscribe(1, "p")
 	r.want(1, "oci://r/v1 c1")
 	r.answer(1, "p", nil)
@@ -811,13 +665,10 @@ func TestSubscribedAgainWantsAnAnswer(t *testing.T) {
 }
 
 func TestUnsubscribedNamesAreIgnored(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "q")
+	r := opened(t, "q")
 	r.offer(1, 1, v1)
 	r.wantSettled(1, 1)
-	if len(r.pulls) != 0 {
-		t.Error("pulled what nobody asked for")
-	}
+	r.wantPulls(0, "nobody asked for it")
 	r.offerRaw(1, 2, nil, []string{"p"})
 	r.wantSettled(1, 2)
 	r.wantNone(1)
@@ -826,8 +677,7 @@ func TestUnsubscribedNamesAreIgnored(t *testing.T) {
 }
 
 func TestRemovedUpstream(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.open(2, "p")
 	r.live(1, 1, v1)
 	r.pushes(2)
@@ -837,9 +687,7 @@ func TestRemovedUpstream(t *testing.T) {
 	r.want(2, "removed")
 	r.advance(time.Minute)
 	r.wantNone(1) // no policy filter: upstream has said that there is nothing
-	if pins := r.m.pins(); len(pins) != 0 {
-		t.Errorf("pins %v, want none", pins)
-	}
+	r.wantPins()
 	if data, _, _ := r.m.snapshot(); strings.Contains(string(data), "oci://") {
 		t.Errorf("saved: %s", data)
 	}
@@ -854,9 +702,7 @@ func TestRemovedUpstream(t *testing.T) {
 }
 
 func TestRemovalCancelsPull(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
+	r := offered(t, v1)
 	p := r.lastPull()
 	r.offerRaw(1, 2, nil, []string{"p"})
 	r.want(1, "removed")
@@ -869,39 +715,33 @@ func TestRemovalCancelsPull(t *testing.T) {
 }
 
 func TestUnsubscribeCancelsPullAndForgets(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.offer(1, 2, v2)
 	r.unsubscribe(1, "p")
 	if len(r.stopped) != 1 {
 		t.Fatalf("stopped %v, want the pull", r.stopped)
 	}
 	r.wantSettled(1, 2)
-	r.pulled(r.lastPull(), nil)
-	if pins := r.m.pins(); len(pins) != 1 || pins[0] != module("oci://r/v1").Digest {
-		t.Errorf("pins %v, want last-good", pins)
-	}
+	r.pullEnds(nil)
+	lastGood := module("oci://r/v1").Digest
+	r.wantPins(lastGood)
 	r.advance(forgetUnsubscribed - 1)
-	if len(r.m.pins()) != 1 {
-		t.Error("forgotten early")
-	}
+	r.wantPins(lastGood)
 	r.advance(1)
-	if len(r.m.pins()) != 0 || len(r.m.entries) != 0 {
-		t.Errorf("pins %v after %s", r.m.pins(), forgetUnsubscribed)
+	r.wantPins()
+	if len(r.m.entries) != 0 {
+		t.Errorf("%d entries after %s", len(r.m.entries), forgetUnsubscribed)
 	}
 }
 
 func TestClosedStreamKeepsPullForAWhile(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
+	r := offered(t, v1)
 	r.close(1)
 	r.advance(pullGrace - 1)
 	if len(r.stopped) != 0 {
 		t.Fatal("pull cancelled although the stream may be back in a second")
 	}
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.open(2, "p")
 	r.want(2, "oci://r/v1 c1")
 	r.close(2)
@@ -914,9 +754,7 @@ func TestClosedStreamKeepsPullForAWhile(t *testing.T) {
 		t.Fatalf("stopped %v, want the pull that nobody came back for", r.stopped)
 	}
 	r.open(4, "p")
-	if n := len(r.pulls); n != 3 {
-		t.Fatalf("%d pulls, want a new one for the new stream", n)
-	}
+	r.wantPulls(3, "a new one for the new stream")
 	r.close(4)
 	r.advance(forgetClosed + time.Second)
 	if len(r.m.entries) != 0 {
@@ -927,33 +765,27 @@ func TestClosedStreamKeepsPullForAWhile(t *testing.T) {
 func TestEmptyPullSecret(t *testing.T) {
 	s := v1
 	s.env = map[string]string{secretKey: " \n"}
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, s)
+	r := offered(t, s)
 	r.want(1, "http rbac deny")
 	r.wantState("p", StatePolicy, "empty pull secret")
 	r.answer(1, "p", nil)
 	r.wantSettled(1, 1)
-	if len(r.pulls) != 0 {
-		t.Error("pulled anonymously")
-	}
+	r.wantPulls(0, "none without credentials")
 	s.env = map[string]string{secretKey: `{"auths":{}}`}
 	r.offer(1, 2, s)
 	if got := string(r.lastPull().ref.PullSecret); got != `{"auths":{}}` {
 		t.Errorf("pull secret %q", got)
 	}
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.want(1, "oci://r/v1 c1")
 	r.answer(1, "p", nil)
 	// A new secret means asking the registry again, and nothing new for Envoy.
 	s.env = map[string]string{secretKey: `{"auths":{"r":{}}}`}
 	r.offer(1, 3, s)
 	r.wantSettled(1, 3)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.wantNone(1)
-	if len(r.pulls) != 2 {
-		t.Errorf("%d pulls, want 2", len(r.pulls))
-	}
+	r.wantPulls(2, "one for each secret")
 }
 
 func TestNotUnderstood(t *testing.T) {
@@ -968,18 +800,14 @@ func TestNotUnderstood(t *testing.T) {
 	}{
 		{"no code", none.res(), "names no code", "http rbac allow"},
 		{"both policies", both.res(), "only one of", "http rbac deny"},
-		{"not an extension config", &discoveryv3.Resource{Name: "p", Resource: must(anypb.New(wrapperspb.String("x")))}, "not a envoy", "http rbac deny"},
+		{"not an extension config", &discoveryv3.Resource{Name: "p", Resource: must(anypb.New(wrapperspb.String("x")))}, "not a", "http rbac deny"},
 		{"garbage", &discoveryv3.Resource{Name: "p", Resource: &anypb.Any{TypeUrl: typePrefix + extensionConfig, Value: []byte{0xff}}}, "decode", "http rbac deny"},
 		{"other name inside", func() *discoveryv3.Resource { s := v2; s.name = "x"; r := s.res(); r.Name = "p"; return r }(), "named \"x\" inside", "http rbac deny"},
 		{"garbage inside", envelope("p", "", &anypb.Any{TypeUrl: typePrefix + netWasm, Value: []byte{0xff}}), "decode", "network rbac deny"},
 		{"empty", envelope("p", "", nil), "typed_config", "http rbac deny"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if c.word == "not a envoy" {
-				c.word = "not a"
-			}
-			r := newRig(t)
-			r.open(1, "p")
+			r := opened(t, "p")
 			r.offerRaw(1, 1, []*discoveryv3.Resource{c.res}, nil)
 			r.wantSettled(1, 1, c.word)
 			r.want(1, c.want)
@@ -988,9 +816,7 @@ func TestNotUnderstood(t *testing.T) {
 			r.advance(time.Hour)
 			r.wantNone(1)
 
-			r = newRig(t)
-			r.open(1, "p")
-			r.live(1, 1, v1)
+			r = live(t, v1)
 			r.offerRaw(1, 2, []*discoveryv3.Resource{c.res}, nil)
 			r.wantSettled(1, 2, c.word)
 			r.wantNone(1)
@@ -1001,8 +827,7 @@ func TestNotUnderstood(t *testing.T) {
 
 func TestOthersPass(t *testing.T) {
 	res := envelope("p", "9", &anypb.Any{TypeUrl: typePrefix + "envoy.extensions.filters.http.cors.v3.Cors", Value: []byte("\x0a\x00")})
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.offerRaw(1, 1, []*discoveryv3.Resource{res}, nil)
 	got := r.pushes(1)
 	if len(got) != 1 {
@@ -1026,8 +851,7 @@ func TestOthersPass(t *testing.T) {
 	r.wantSettled(1, 2, "Envoy refused it")
 	r.wantState("p", StateRejected)
 	// A first one has nothing to go back to, and what would be accepted in its place is not known.
-	r = newRig(t)
-	r.open(1, "p")
+	r = opened(t, "p")
 	r.offerRaw(1, 1, []*discoveryv3.Resource{res}, nil)
 	r.pushes(1)
 	r.answer(1, "p", errEnvoy)
@@ -1038,10 +862,9 @@ func TestOthersPass(t *testing.T) {
 func TestTimeToLive(t *testing.T) {
 	res := v1.res()
 	res.Ttl = durationpb.New(30 * time.Second)
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.offerRaw(1, 1, []*discoveryv3.Resource{res}, nil)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	if got := r.want(1, "oci://r/v1 c1"); got.Ttl != nil {
 		t.Error("Envoy is told a time to live that the agent keeps itself")
 	}
@@ -1058,18 +881,16 @@ func TestTimeToLive(t *testing.T) {
 func TestWrapperIsKept(t *testing.T) {
 	res := v1.res()
 	res.Aliases = []string{"alias"}
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.offerRaw(1, 1, []*discoveryv3.Resource{res}, nil)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	if got := r.want(1, "oci://r/v1 c1"); len(got.Aliases) != 1 {
 		t.Errorf("aliases lost: %v", got)
 	}
 }
 
 func TestTooManyOffers(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	for i := range uint64(maxOffers + 1) {
 		r.offer(1, i, v1)
 	}
@@ -1085,13 +906,11 @@ func TestPullSecretStaysInside(t *testing.T) {
 	const secret = `{"auths":{"r.example":{"auth":"dXNlcjpodW50ZXIyaHVudGVyMg=="}}}`
 	s := v1
 	s.env = map[string]string{secretKey: secret + "\n"}
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, s)
-	r.pulled(r.lastPull(), fmt.Errorf("login with %s failed, tried dXNlcjpodW50ZXIyaHVudGVyMg==", secret))
+	r := offered(t, s)
+	r.pullEnds(fmt.Errorf("login with %s failed, tried dXNlcjpodW50ZXIyaHVudGVyMg==", secret))
 	r.advance(time.Second)
 	status := fmt.Sprintf("%+v", r.m.status())
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	pushed := r.want(1, "oci://r/v1 c1")
 	r.answer(1, "p", fmt.Errorf("Proto constraint validation failed: %s", secret))
 	data, _, _ := r.m.snapshot()

@@ -98,9 +98,7 @@ func TestStateIsBounded(t *testing.T) {
 }
 
 func TestLoadedEntriesAge(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.close(1)
 	data, _, _ := r.m.snapshot()
 	for _, c := range []struct{ down, left time.Duration }{{0, forgetClosed}, {time.Hour, forgetClosed - time.Hour}, {30 * 24 * time.Hour, loadGrace}, {-time.Hour, forgetClosed}} {
@@ -122,8 +120,7 @@ func TestLoadedEntriesAge(t *testing.T) {
 }
 
 func TestOtherTypesAreNotSaved(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.offerRaw(1, 1, []*res{envelope("p", "", anyOf("example.Cors", "x"))}, nil)
 	r.answer(1, "p", nil)
 	if data, _, _ := r.m.snapshot(); strings.Contains(string(data), "Cors") || !strings.Contains(string(data), `"entries":[]`) {

@@ -73,8 +73,7 @@ func TestPolicyFollowsListener(t *testing.T) {
 	} {
 		for _, offered := range []bool{true, false} {
 			t.Run(c.name, func(t *testing.T) {
-				r := newRig(t)
-				r.open(1, "p")
+				r := opened(t, "p")
 				r.observe(1, false, sotw(listener("l", map[string][]string{"p": c.types})))
 				if offered {
 					s := v1
@@ -94,10 +93,9 @@ func TestPolicyFollowsListener(t *testing.T) {
 func TestPolicyChangesWhenTypesAreLearnt(t *testing.T) {
 	s := v1
 	s.open = true
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.offer(1, 1, s)
-	r.pulled(r.lastPull(), errGone)
+	r.pullEnds(errGone)
 	r.want(1, "http rbac allow")
 	r.observe(1, true, deltaOf(nil, listener("l", map[string][]string{"p": {httpWasm}})))
 	r.want(1, "builtin /builtin/true.wasm")
@@ -106,11 +104,9 @@ func TestPolicyChangesWhenTypesAreLearnt(t *testing.T) {
 }
 
 func TestNoPolicyPossible(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
+	r := opened(t, "p")
 	r.observe(1, false, sotw(listener("l", map[string][]string{"p": {httpWasm}}), listener("k", map[string][]string{"p": {netWasm}})))
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), errGone)
+	r.offerAndPull(1, 1, v1, errGone)
 	r.wantNone(1)
 	r.wantState("p", StatePending, "404", "no policy filter possible")
 	r.advance(10 * time.Second)

@@ -8,8 +8,7 @@ import (
 )
 
 func TestRecheckSendsNothingWhenTheModuleIsTheSame(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p", "q")
+	r := opened(t, "p", "q")
 	r.live(1, 1, v1)
 	r.live(1, 2, spec{name: "q", version: "1", uri: "oci://r/v2", config: "c2"})
 	before := len(r.pulls)
@@ -22,7 +21,7 @@ func TestRecheckSendsNothingWhenTheModuleIsTheSame(t *testing.T) {
 	r.m.recheck(r.now, "oci://r/other")
 	r.drain()
 	r.wantState("p", StateLive)
-	r.pulled(r.lastPull(), nil)
+	r.pullEnds(nil)
 	r.wantNone(1)
 	r.wantState("p", StateLive)
 	if n := len(r.pulls) - before; n != 1 {
@@ -31,12 +30,10 @@ func TestRecheckSendsNothingWhenTheModuleIsTheSame(t *testing.T) {
 }
 
 func TestRecheckSwapsSafely(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.m.recheck(r.now, v1.uri)
 	r.drain()
-	r.pulled(r.lastPull(), errBusy)
+	r.pullEnds(errBusy)
 	r.wantNone(1)
 	r.wantState("p", StateDegraded, "503")
 	r.advance(time.Minute) // its own retry
@@ -59,12 +56,11 @@ func TestRecheckSwapsSafely(t *testing.T) {
 }
 
 func TestRecheckLeavesOthersAlone(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p", "q", "x")
+	r := opened(t, "p", "q", "x")
 	r.live(1, 1, v1)
 	r.unsubscribe(1, "p")
 	r.offer(1, 2, spec{name: "q", version: "1", uri: v1.uri, config: "c"})
-	r.pulled(r.lastPull(), pullError{text: "429", after: 10 * time.Minute})
+	r.pullEnds(pullError{text: "429", after: 10 * time.Minute})
 	before := len(r.pulls)
 	r.m.recheck(r.now, v1.uri) // p: nobody has it; q: the registry wants to be left alone; x: upstream has not sent it
 	r.drain()

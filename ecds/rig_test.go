@@ -14,6 +14,8 @@ import (
 	netwasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/wasm/v3"
 	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/wasm/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -142,6 +144,59 @@ func newRig(t testing.TB) *rig {
 	}
 }
 
+// opened is a rig with a stream 1 on which Envoy wants the names.
+func opened(t testing.TB, names ...string) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.open(1, names...)
+	return r
+}
+
+// offered has s offered there, as offer 1.
+func offered(t testing.TB, s spec) *rig {
+	t.Helper()
+	r := opened(t, s.name)
+	r.offer(1, 1, s)
+	return r
+}
+
+// sent has its module pulled and Envoy told, which has not answered.
+func sent(t testing.TB, s spec, want string) *rig {
+	t.Helper()
+	r := offered(t, s)
+	r.pullEnds(nil)
+	r.want(1, want)
+	return r
+}
+
+// live has s running in Envoy.
+func live(t testing.TB, s spec) *rig {
+	t.Helper()
+	r := opened(t, s.name)
+	r.live(1, 1, s)
+	return r
+}
+
+// restarted is an agent that starts over what another one, where s was live, has saved.
+func restarted(t *testing.T, s spec) *rig {
+	t.Helper()
+	return live(t, s).restart()
+}
+
+// restart is an agent that starts over what r has saved.
+func (r *rig) restart() *rig {
+	r.t.Helper()
+	data, _, err := r.m.snapshot()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	next := newRig(r.t)
+	if err := next.m.restore(next.now, data); err != nil {
+		r.t.Fatal(err)
+	}
+	return next
+}
+
 func at(session uint64, name string) string { return fmt.Sprintf("%d/%s", session, name) }
 
 func (r *rig) drain() {
@@ -254,6 +309,19 @@ func (r *rig) pulled(p startPull, err error) {
 	}
 	r.m.pulled(r.now, p.pull, mod, err)
 	r.drain()
+}
+
+// pullEnds ends the newest pull.
+func (r *rig) pullEnds(err error) {
+	r.t.Helper()
+	r.pulled(r.lastPull(), err)
+}
+
+// offerAndPull offers s and ends the pull that follows.
+func (r *rig) offerAndPull(session, offer uint64, s spec, err error) {
+	r.t.Helper()
+	r.offer(session, offer, s)
+	r.pullEnds(err)
 }
 
 // answer answers the last push of a name.
@@ -378,11 +446,25 @@ func (r *rig) wantState(name, state string, words ...string) ResourceStatus {
 	return ResourceStatus{}
 }
 
+// wantPulls checks how many pulls were started in all.
+func (r *rig) wantPulls(n int, why string) {
+	r.t.Helper()
+	if len(r.pulls) != n {
+		r.t.Fatalf("at %s: %d pulls, want %d: %s", r.now.Sub(r.start), len(r.pulls), n, why)
+	}
+}
+
+func (r *rig) wantPins(digests ...string) {
+	r.t.Helper()
+	if diff := cmp.Diff(digests, r.m.pins(), cmpopts.EquateEmpty()); diff != "" {
+		r.t.Errorf("at %s: pins (-want +got):\n%s", r.now.Sub(r.start), diff)
+	}
+}
+
 // live brings a resource to life in session.
 func (r *rig) live(session, offer uint64, s spec) {
 	r.t.Helper()
-	r.offer(session, offer, s)
-	r.pulled(r.lastPull(), nil)
+	r.offerAndPull(session, offer, s, nil)
 	r.pushes(session)
 	r.answer(session, s.name, nil)
 	r.wantSettled(session, offer)

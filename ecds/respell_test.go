@@ -5,11 +5,8 @@ import "testing"
 // Envoy remembers what it refused, over streams: given the same once more it accepts without a look. So what it had not answered when its
 // stream ended, and may have refused, goes out in another spelling.
 func TestUnansweredPushIsRespelled(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
-	r.offer(1, 2, v2)
-	r.pulled(r.lastPull(), nil)
+	r := live(t, v1)
+	r.offerAndPull(1, 2, v2, nil)
 	r.want(1, "oci://r/v2 c2")
 	r.close(1)
 
@@ -22,9 +19,7 @@ func TestUnansweredPushIsRespelled(t *testing.T) {
 }
 
 func TestAnsweredPushKeepsItsSpelling(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.live(1, 1, v1)
+	r := live(t, v1)
 	r.close(1)
 	r.open(2, "p")
 	r.want(2, "oci://r/v1 c1") // and no answer: it worked before
@@ -34,11 +29,7 @@ func TestAnsweredPushKeepsItsSpelling(t *testing.T) {
 }
 
 func TestUnansweredFirstPushIsRespelled(t *testing.T) {
-	r := newRig(t)
-	r.open(1, "p")
-	r.offer(1, 1, v1)
-	r.pulled(r.lastPull(), nil)
-	r.want(1, "oci://r/v1 c1")
+	r := sent(t, v1, "oci://r/v1 c1")
 	r.close(1)
 	r.open(2, "p")
 	r.want(2, "oci://r/v1 c1 salted")
