@@ -117,8 +117,10 @@ func (s *screen) identity(r report) {
 	}
 	i := r.Identity
 	fmt.Fprintf(s.w, "identity      %s   %s   from %s\n", cmp.Or(i.ID, "of the server's choice"), s.state(i.State), cmp.Or(i.Authority, i.Source))
-	if i.Reason != "" {
-		fmt.Fprintf(s.w, "  %s\n", s.bad(firstLine(i.Reason)))
+	for _, problem := range []string{i.Reason, i.Keep, i.Output} {
+		if problem != "" {
+			fmt.Fprintf(s.w, "  %s\n", s.bad(firstLine(problem)))
+		}
 	}
 	if !i.RenewAt.IsZero() {
 		fmt.Fprintf(s.w, "  renewed in %s, expires in %s\n", span(i.RenewAt.Sub(s.now)), span(i.NotAfter.Sub(s.now)))

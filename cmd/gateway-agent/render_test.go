@@ -42,7 +42,10 @@ func TestRenderReport(t *testing.T) {
 	good.DNS = &dns.Status{Addresses: []string{"127.0.0.1:15053", "[::1]:15053"}, Hosts: 120, ReceivedAt: ago(3 * time.Minute), Servers: []string{"10.96.0.10:53"}}
 	bad := good
 	bad.DNS = &dns.Status{Addresses: []string{"127.0.0.1:15053"}, Error: "other name servers: /etc/resolv.conf names no server: add a nameserver line with an address"}
-	bad.Identity = &identity.Status{Source: identity.CA, Authority: "istiod:15012", State: identity.StatePending, Reason: "connection refused"}
+	bad.Identity = &identity.Status{
+		Source: identity.CA, Authority: "istiod:15012", State: identity.StatePending, Reason: "connection refused",
+		Keep: "keep identity: no space left on device", Output: "write the identity to /etc/certs: read-only file system",
+	}
 	bad.Ready = false
 	bad.Checks = []status.Check{{Name: "configuration accepted", Reason: "waiting for the first LDS answer"}}
 	bad.Envoy = &envoy.Status{Version: "1.40.0", State: envoy.StateBackoff, Restarts: 3, AdminUnresponsiveSince: ago(20 * time.Second)}
