@@ -104,19 +104,19 @@ func (a *app) moduleLog(o *moduleOptions) *slog.Logger {
 	return log
 }
 
-// storeExists tells whether there is a store to look at; commands that only look do not make one. A store that this user may not look at is
-// an error, not an empty one.
-func (o *moduleOptions) storeExists() (bool, error) {
+// openForLook opens the store; nil when there is none: commands that only look do not make one. A store that this user may not look at is an
+// error, not an empty one.
+func (o *moduleOptions) openForLook(log *slog.Logger) (*openedStore, error) {
 	info, err := os.Stat(o.wasmDir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return false, nil
+		return nil, nil
 	case err != nil:
-		return false, fmt.Errorf("look for a module store: %w: name another --data-dir or --wasm-dir, or be the user whose it is", err)
+		return nil, fmt.Errorf("look for a module store: %w: name another --data-dir or --wasm-dir, or be the user whose it is", err)
 	case !info.IsDir():
-		return false, fmt.Errorf("look for a module store: %s is not a directory: name another --data-dir", o.wasmDir)
+		return nil, fmt.Errorf("look for a module store: %s is not a directory: name another --data-dir", o.wasmDir)
 	}
-	return true, nil
+	return openStore(&o.settings, log)
 }
 
 // printJSON writes one document for scripts.

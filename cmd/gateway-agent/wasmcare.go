@@ -35,15 +35,11 @@ type verified struct {
 
 func (a *app) verify(ctx context.Context, o *moduleOptions) error {
 	result := verified{Damaged: []wasmcache.QuarantineStatus{}}
-	there, err := o.storeExists()
+	store, err := o.openForLook(a.moduleLog(o))
 	if err != nil {
 		return err
 	}
-	if there {
-		store, err := openStore(&o.settings, a.moduleLog(o))
-		if err != nil {
-			return err
-		}
+	if store != nil {
 		defer func() { _ = store.Close() }()
 		show := a.newProgress(o)
 		bar := show.start("verify " + o.wasmDir)
@@ -119,15 +115,11 @@ type prunedReport struct {
 
 func (a *app) prune(o *pruneOptions) error {
 	result := prunedReport{Removed: o.yes, Modules: []wasmcache.ModuleStatus{}}
-	there, err := o.storeExists()
+	store, err := o.openForLook(a.moduleLog(&o.moduleOptions))
 	if err != nil {
 		return err
 	}
-	if there {
-		store, err := openStore(&o.settings, a.moduleLog(&o.moduleOptions))
-		if err != nil {
-			return err
-		}
+	if store != nil {
 		defer func() { _ = store.Close() }()
 		gone, err := store.Prune(wasmcache.PruneOptions{DryRun: !o.yes, All: o.all, OlderThan: o.olderThan, MaxBytes: int64(o.keep)})
 		if err != nil {

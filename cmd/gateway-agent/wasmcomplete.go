@@ -18,12 +18,9 @@ func (a *app) stored(cmd *cobra.Command, o *moduleOptions) []wasmcache.ModuleSta
 		return nil
 	}
 	o.completeDirs(a.env)
-	if there, err := o.storeExists(); err != nil || !there {
-		return nil
-	}
 	o.env, o.lockfile, o.registryConfig = a.env, "", nil
-	store, err := openStore(&o.settings, slog.New(slog.DiscardHandler))
-	if err != nil {
+	store, err := o.openForLook(slog.New(slog.DiscardHandler))
+	if err != nil || store == nil {
 		return nil
 	}
 	defer func() { _ = store.Close() }()

@@ -140,7 +140,7 @@ func (a *app) inspectFile(ctx context.Context, o *inspectOptions, path string) (
 }
 
 func (a *app) inspectDigest(ctx context.Context, o *inspectOptions, prefix string) (*inspection, error) {
-	store, err := a.openForLook(o)
+	store, err := o.openForLook(a.moduleLog(&o.moduleOptions))
 	if err != nil {
 		return nil, err
 	}
@@ -169,14 +169,6 @@ func (a *app) inspectDigest(ctx context.Context, o *inspectOptions, prefix strin
 	return result, a.describe(ctx, o, m.Path, result)
 }
 
-// openForLook opens the store; nil when there is none.
-func (a *app) openForLook(o *inspectOptions) (*openedStore, error) {
-	if there, err := o.storeExists(); err != nil || !there {
-		return nil, err
-	}
-	return openStore(&o.settings, a.moduleLog(&o.moduleOptions))
-}
-
 func fromStore(m wasmcache.Module) *inspection {
 	result := &inspection{Ref: m.Ref, Digest: "sha256:" + m.Digest, Stored: m.Path}
 	if m.ManifestDigest != "" {
@@ -187,7 +179,7 @@ func fromStore(m wasmcache.Module) *inspection {
 
 // inspectRef asks the registry what a reference is; the module comes from the store when it is the same, else it is downloaded for a look.
 func (a *app) inspectRef(ctx context.Context, o *inspectOptions, url string) (*inspection, error) {
-	store, err := a.openForLook(o)
+	store, err := o.openForLook(a.moduleLog(&o.moduleOptions))
 	if err != nil {
 		return nil, err
 	}

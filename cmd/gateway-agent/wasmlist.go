@@ -48,15 +48,11 @@ type listing struct {
 
 func (a *app) list(ctx context.Context, o *moduleOptions) error {
 	l := listing{Store: wasmcache.Status{Dir: o.wasmDir, Modules: []wasmcache.ModuleStatus{}}}
-	there, err := o.storeExists()
+	store, err := o.openForLook(a.moduleLog(o))
 	if err != nil {
 		return err
 	}
-	if there {
-		store, err := openStore(&o.settings, a.moduleLog(o))
-		if err != nil {
-			return err
-		}
+	if store != nil {
 		defer func() { _ = store.Close() }()
 		l.Store = store.Status()
 	}
