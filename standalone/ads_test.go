@@ -148,7 +148,7 @@ func TestOrder(t *testing.T) {
 		if removed := <-done; !removed || time.Since(start) != 100*time.Millisecond {
 			t.Errorf("publish: removed %v after %v, want true at once after the answer", removed, time.Since(start))
 		}
-		if err := s.set(s.accepted()); err != nil {
+		if err := s.set(t.Context(), s.accepted()); err != nil {
 			t.Fatal(err)
 		}
 		if got := c.take(); len(got) != 1 || strings.Contains(got[0], " old") && !strings.Contains(got[0], "-old") {

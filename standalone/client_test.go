@@ -224,7 +224,7 @@ func together(states ...snapshot) snapshot {
 func (s *Source) put(t *testing.T, next snapshot) {
 	t.Helper()
 	s.accept(newConfig(s.cfg.Dir), next, contents{})
-	if err := s.set(next); err != nil {
+	if err := s.set(t.Context(), next); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -178,7 +178,7 @@ func TestRealEnvoy(t *testing.T) {
 					t.Fatal(err)
 				}
 				s.accept(c, next, contents{})
-				if err := s.set(next); err != nil {
+				if err := s.set(t.Context(), next); err != nil {
 					t.Fatal(err)
 				}
 				admin := runEnvoy(t, s, delta)

@@ -13,16 +13,16 @@ const stageWithin = 600 * time.Millisecond
 func (s *Source) publish(ctx context.Context, next snapshot) (removed bool, err error) {
 	old := s.served
 	if old == nil {
-		return false, s.set(next)
+		return false, s.set(ctx, next)
 	}
 	union := next.over(old, clusters, endpoints)
 	if old.version(clusters) != union.version(clusters) || old.version(endpoints) != union.version(endpoints) {
-		if err := s.set(old.with(union, clusters, endpoints)); err != nil {
+		if err := s.set(ctx, old.with(union, clusters, endpoints)); err != nil {
 			return false, err
 		}
 		s.awaitClusters(ctx, old, union)
 	}
-	if err := s.set(union); err != nil {
+	if err := s.set(ctx, union); err != nil {
 		return false, err
 	}
 	return len(union[clusters]) > len(next[clusters]) || len(union[endpoints]) > len(next[endpoints]), nil

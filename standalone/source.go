@@ -90,14 +90,14 @@ func New(cfg Config) (*Source, error) {
 func (*Source) now() time.Time { return time.Now().UTC().Truncate(time.Millisecond) }
 
 // Load reads the directory for the first time. The error holds every problem, each as "file:line: reason".
-func (s *Source) Load() error {
+func (s *Source) Load(ctx context.Context) error {
 	c, err := readDir(s.cfg.Dir)
 	if err != nil {
 		s.fail([]Problem{{File: s.cfg.Dir, Reason: reasonOf(err)}})
 		return err
 	}
 	s.sum = c.sum
-	return s.apply(c, s.set)
+	return s.apply(c, func(next snapshot) error { return s.set(ctx, next) })
 }
 
 // apply loads contents and hands an accepted configuration to publish.
@@ -179,10 +179,10 @@ func (s *Source) accept(c *config, next snapshot, contents contents) {
 }
 
 // set serves a snapshot as it is.
-func (s *Source) set(next snapshot) error {
+func (s *Source) set(ctx context.Context, next snapshot) error {
 	s.served = next
-	// The cache only passes responses to channels that have room for them: the context is not used to wait.
-	if err := s.cache.SetSnapshot(context.TODO(), "", next.cached()); err != nil {
+	// The cache only passes responses to channels that have room for them, and would take the end of ctx for a failure.
+	if err := s.cache.SetSnapshot(context.WithoutCancel(ctx), "", next.cached()); err != nil {
 		return fmt.Errorf("serve configuration: %w", err)
 	}
 	return nil

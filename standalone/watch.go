@@ -27,7 +27,7 @@ func (s *Source) Run(ctx context.Context) error {
 			return nil
 		case <-linger:
 			linger = nil
-			if err := s.set(s.accepted()); err != nil {
+			if err := s.set(ctx, s.accepted()); err != nil {
 				return err
 			}
 			continue

@@ -23,7 +23,7 @@ func running(t *testing.T, cfg Config) *Source {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Load(); err != nil {
+	if err := s.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -206,7 +206,7 @@ func TestFirstLoad(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Load(); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if err := s.Load(t.Context()); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("Load() of %s: %v, want %q in it", tt.dir, err, tt.want)
 		}
 		if st := s.Status(); len(st.Problems) == 0 || st.Version != "" {

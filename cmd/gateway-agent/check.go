@@ -38,7 +38,7 @@ func (a *app) validate(cmd *cobra.Command, s *settings) error {
 		if err != nil {
 			return err
 		}
-		if err := source.Load(); err != nil {
+		if err := source.Load(cmd.Context()); err != nil {
 			return err
 		}
 		fmt.Fprintf(a.stdout, "%s: ok\n", s.configDir)

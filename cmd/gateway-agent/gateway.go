@@ -79,7 +79,7 @@ func (g *gateway) build(ctx context.Context) (err error) {
 	if err := g.buildIdentity(); err != nil {
 		return err
 	}
-	if err := g.openSource(); err != nil {
+	if err := g.openSource(ctx); err != nil {
 		return err
 	}
 	if err := g.buildPlugins(); err != nil {

@@ -27,7 +27,7 @@ func TestProxyKnowsThatIstiodAnswers(t *testing.T) {
 		"another": {&settings{xdsAddress: "xds.example:1"}, false},
 	} {
 		g := &gateway{settings: tt.settings, log: slog.New(slog.DiscardHandler)}
-		if err := g.openSource(); err != nil {
+		if err := g.openSource(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		defer g.upstream.Close()

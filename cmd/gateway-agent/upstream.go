@@ -118,13 +118,13 @@ func isLoopback(host string) bool {
 }
 
 // openSource makes the control plane, whichever it is, look the same to the relay: a gRPC connection that serves ADS.
-func (g *gateway) openSource() error {
+func (g *gateway) openSource(ctx context.Context) error {
 	config := upstream.Config{Address: "config-dir:0", Plaintext: true, KeepaliveTime: -1} // in this process, when it is a directory
 	var err error
 	if g.settings.configDir == "" {
 		config, err = g.settings.upstreamConfig()
 	} else {
-		config.Dial, err = g.openDir()
+		config.Dial, err = g.openDir(ctx)
 	}
 	if err != nil {
 		return err
@@ -137,12 +137,12 @@ func (g *gateway) openSource() error {
 }
 
 // openDir serves the configuration directory in memory.
-func (g *gateway) openDir() (dial func(context.Context, string) (net.Conn, error), err error) {
+func (g *gateway) openDir(ctx context.Context) (dial func(context.Context, string) (net.Conn, error), err error) {
 	g.source, err = standalone.New(standalone.Config{Dir: g.settings.configDir, Secrets: g.secrets.SetNamed, Log: g.part("standalone")})
 	if err != nil {
 		return nil, err
 	}
-	if err := g.source.Load(); err != nil {
+	if err := g.source.Load(ctx); err != nil {
 		return nil, err
 	}
 	g.inProcess = bufconn.Listen(64 << 10)
