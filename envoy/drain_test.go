@@ -239,6 +239,43 @@ func TestDrainCountsUpgradesAndTCPApart(t *testing.T) {
 	}
 }
 
+// TestDrainMin: a connection that is idle when the sockets close may still bring a request, whose answer tells its client to leave.
+func TestDrainMin(t *testing.T) {
+	t.Parallel()
+	rig := newRig(t, hello())
+	r := rig.run(t, func(c *Config) { c.DrainMin = 3 * time.Second })
+	r.awaitState(StateLive)
+	idle := dial(t, rig.web)
+	idle.request(t, "/")
+	r.stop()
+	eventually(t, 5*time.Second, "closed sockets", func() bool { return refused(rig.web) })
+	time.Sleep(time.Second)
+	idle.send(t, "/")
+	if closing, err := idle.exchange(); err != nil || !closing {
+		t.Errorf("a request on an idle connection: told to close: %v, %v; want an answer that tells it", closing, err)
+	}
+	idle.c.Close()
+	answered := time.Now()
+	if err := r.await(5 * time.Second); err != nil {
+		t.Errorf("Run = %v, want nil", err)
+	}
+	if took := time.Since(answered); took > 1500*time.Millisecond {
+		t.Errorf("Envoy ended %v after its last connection, want at once", took)
+	}
+}
+
+// TestIdle: each kind of work alone is waited for; connections without any are not.
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	for load, want := range map[Load]bool{
+		{}: true, {Connections: 3}: true, {Requests: 1}: false, {Upgrades: 1}: false, {TCP: 1}: false, {Unsent: 1}: false,
+	} {
+		if got := load.Idle(); got != want {
+			t.Errorf("%+v: idle %v, want %v", load, got, want)
+		}
+	}
+}
+
 // TestDrainWaitsForSlowReaders: for Envoy a request is over when it has taken the last byte, long before its client has.
 func TestDrainWaitsForSlowReaders(t *testing.T) {
 	t.Parallel()
