@@ -288,6 +288,61 @@ func TestIstiodOutageUnderLoad(t *testing.T) {
 	}
 }
 
+// TestIstiodStreamsGrowOld: a stream that istiod has lost, though it answers pings, is replaced when it is old. That costs no request, and
+// Envoy, which is served anew each time, changes nothing.
+func TestIstiodStreamsGrowOld(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			reg := startRegistry(t)
+			reg.push("hello:v1", helloModule(t, "v1"))
+			p := newPod(t)
+			p.proxyConfig["proxyStatsMatcher"] = map[string]any{"inclusionPrefixes": []string{"wasm"}}
+			plain := gateway{address: freeAddress(t), origin: p.gateway.origin, header: "one", plugins: []plugin{istioPlugin("hello", reg.uri("hello:v1"), "kept", "1")}}
+			serve := func() { p.set(append(p.items()[:2], plain.items()...)...) }
+			serve()
+			p.launch("--xds-mode", mode, "--xds-max-stream-age=1s")
+			p.agent.waitReady()
+			url := "http://" + plain.address + "/"
+			p.agent.eventually(compiled, "the plugin serves", func() error { return wantHeader(url, "x-hello", "kept") })
+			l := startLoad(t, url, 100)
+			_, before := p.istiod.Connected()
+			changes := p.changes()
+			p.agent.eventually(15*time.Second, "three streams have come and gone", func() error {
+				if _, all := p.istiod.Connected(); all < before+3 {
+					return fmt.Errorf("%d streams, there were %d", all, before)
+				}
+				return nil
+			})
+			p.agent.eventually(5*time.Second, "Envoy is served", func() error {
+				if open, _ := p.istiod.Connected(); open != 1 {
+					return fmt.Errorf("%d streams", open)
+				}
+				return nil
+			})
+			if got := p.changes(); got != changes {
+				t.Errorf("what Envoy has changed: %s; it was %s", got, changes)
+			}
+			p.istiod.Forget()
+			plain.header = "two"
+			serve()
+			took := p.agent.eventually(5*time.Second, "what the lost stream has not told is live", func() error { return wantHeader(url, "x-route", "two") })
+			t.Logf("live after %v; until then Envoy had changed:\n%s", took, changes)
+			l.wantNoFailure(100)
+		})
+	}
+}
+
+// changes are how often Envoy has made and dropped something.
+func (p *pod) changes() string {
+	p.t.Helper()
+	_, text, _, err := get("http://" + p.admin + "/stats?filter=(manager|wasm).*(_added|_modified|_removed|_rejected|config_reload$|created)")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return text
+}
+
 // TestIstiodRefusals: what istiod says about a gateway that it does not take is in the status.
 func TestIstiodRefusals(t *testing.T) {
 	t.Parallel()

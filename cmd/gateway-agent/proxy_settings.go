@@ -7,11 +7,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gateway-agent/gateway-agent/bootstrap"
 	"github.com/gateway-agent/gateway-agent/internal/istio"
 	"github.com/gateway-agent/gateway-agent/sds/identity"
 )
+
+// istiodStreamAge: istiod itself ends streams after half an hour. One that it has lost, but whose pings it answers, keeps a gateway stale for
+// no longer than this (istio#57064).
+const istiodStreamAge = time.Hour
 
 // fromIstio says what pilot-agent was told as settings of `run`.
 func fromIstio(s *settings, in istio.Settings) {
@@ -48,7 +53,7 @@ func planeFromIstio(s *settings, in istio.Settings) {
 	}
 	s.xdsAddress, s.xdsPlaintext = plane.Address, plane.Plaintext
 	s.xdsTokenFile, s.xdsTokenOptional, s.xdsTokenPlaintext = plane.TokenFile, true, plane.PlaintextToken
-	s.xdsAnswers = true
+	s.xdsAnswers, s.xdsMaxAge = true, istiodStreamAge
 	s.xdsHeader = headerPairs(plane.Header)
 	if !plane.Plaintext {
 		s.xdsCA, s.xdsServerName, s.xdsCert, s.xdsKey = plane.RootFile, plane.ServerName, plane.CertFile, plane.KeyFile

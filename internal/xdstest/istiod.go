@@ -266,6 +266,13 @@ func (c *Istiod) now() world {
 	return c.world
 }
 
+// Forget loses the streams that are open: they stay, and what they ask is answered, but they hear of no change.
+func (c *Istiod) Forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.conns)
+}
+
 // Connected tells how many streams are open, and how many there were in all.
 func (c *Istiod) Connected() (open, all int) {
 	c.mu.Lock()
