@@ -121,7 +121,7 @@ func (t Telemetry) cluster(r Remote, name string, h2 bool) *clusterv3.Cluster {
 	if t.OnlyIPv6 {
 		c.DnsLookupFamily = clusterv3.Cluster_V6_ONLY
 	}
-	c.TransportSocket = r.TLS.socket(name, h2)
+	c.TransportSocket = r.TLS.socket(purpose(name), h2)
 	if h2 {
 		http2(c, nil)
 	}
@@ -131,6 +131,14 @@ func (t Telemetry) cluster(r Remote, name string, h2 bool) *clusterv3.Cluster {
 		}}
 	}
 	return c
+}
+
+// purpose is the server name for calls in the mesh, where nobody gives one.
+func purpose(cluster string) string {
+	if cluster == clusterZipkin || cluster == clusterDatadog {
+		return "tracer"
+	}
+	return cluster
 }
 
 func number(n uint32) *wrapperspb.UInt32Value {

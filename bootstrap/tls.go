@@ -12,7 +12,7 @@ import (
 
 // TLS is how a Remote is called. The agent serves the files, so that they may come late and be replaced.
 type TLS struct {
-	ServerName string   // SNI; "" = none, with Workload the name of the Remote's cluster
+	ServerName string   // SNI; "" = none, with Workload that of the Remote's purpose
 	SANs       []string // one of which its certificate must have; none = any
 	RootFile   string   // PEM; "" = its certificate is not checked
 	CertFile   string   // client certificate; "" = none
@@ -40,7 +40,7 @@ var (
 )
 
 // socket is nil without TLS.
-func (t *TLS) socket(cluster string, h2 bool) *corev3.TransportSocket {
+func (t *TLS) socket(name string, h2 bool) *corev3.TransportSocket {
 	if t == nil {
 		return nil
 	}
@@ -48,7 +48,7 @@ func (t *TLS) socket(cluster string, h2 bool) *corev3.TransportSocket {
 	config := &tlsv3.UpstreamTlsContext{Sni: t.ServerName}
 	if t.Workload {
 		config.CommonTlsContext = meshContext(validation)
-		config.Sni = orDefault(t.ServerName, cluster)
+		config.Sni = orDefault(t.ServerName, name)
 	} else {
 		config.CommonTlsContext = t.filesContext(validation)
 	}

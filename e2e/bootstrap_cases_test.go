@@ -26,6 +26,8 @@ var bootstrapCases = []bootstrapCase{
 	{name: "zipkin", proxy: members{"tracing": members{"zipkin": members{"address": "zipkin.example:9411"}}}},
 	{name: "zipkin with TLS", proxy: members{"tracing": members{"zipkin": members{"address": "$(HOST_IP):9411"},
 		"tlsSettings": members{"mode": "SIMPLE", "caCertificates": "/c/ca.pem", "sni": "z.example"}}}},
+	{name: "zipkin in the mesh", proxy: members{"tracing": members{"zipkin": members{"address": "zipkin.example:9411"},
+		"tlsSettings": members{"mode": "ISTIO_MUTUAL", "subjectAltNames": []string{"spiffe://z"}}}}},
 	{name: "datadog", proxy: members{"tracing": members{"datadog": members{"address": "10.9.9.9:8126"}}}},
 	{name: "a tracer that is gone", proxy: members{"tracing": members{"lightstep": members{"address": "l.example:443", "accessToken": "t"}}},
 		refused: map[string]string{"pilot-agent's": "Envoy has no such tracer any more"}},
@@ -118,7 +120,7 @@ var meantDifferences = []difference{
 	{"/static_resources/listeners/*/listener_filters/*proxy_protocol]/", "behind a load balancer", "only the filter's name: its type counts"},
 	{"/stats_config/stats_matcher/inclusion_list/patterns/*downstream_", "", "by these a drain knows what is in flight"},
 	{"/stats_config/stats_matcher/inclusion_list/patterns/[gateway_agent_]", "", "of the listeners that are not users'"},
-	{"/stats_config/stats_tags/*/regex", "", "the same labels, for names of older istiods too: TestTagsInEnvoy"},
+	{"/stats_config/stats_tags/*/regex", "", "the same labels (TestLabelsAsPilotAgents), for names of older istiods too (TestTagsInEnvoy)"},
 }
 
 func (d difference) covers(name, line string) bool {

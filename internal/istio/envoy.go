@@ -67,11 +67,12 @@ const (
 func (m *mapping) mapBootstrap() {
 	if override := m.in.Env[overrideVariable]; override != "" {
 		if m.exists(override) {
-			m.out.Overlays, m.out.HostIP = []string{m.abs(override)}, m.in.Env["HOST_IP"]
+			m.out.Overlays = []string{m.abs(override)}
 		} else {
 			m.warn("%s=%s cannot be read: ignored", overrideVariable, override)
 		}
 	}
+	m.out.HostIP = m.in.Env["HOST_IP"] // for overlays of `run`, too
 	m.out.MaxConnections = mostConnections
 	for _, limit := range []struct{ name, value string }{
 		{metaPrefix + maxConnectionsKey, m.metaText(maxConnectionsKey, "")},

@@ -110,8 +110,8 @@ func TestGatewayOfTheChart(t *testing.T) {
 		Envoy:       "/usr/local/bin/envoy",
 		EnvoyArgs:   []string{"--drain-strategy", "immediate", "--file-flush-interval-msec", "1000", "--allow-unknown-static-fields", "--skip-deprecated-logs"},
 		Concurrency: 2, EnvoyLogLevel: "warning", ComponentLogLevel: "misc:error", LogLevel: "info", LogFormat: "text",
-		MaxConnections: 2147483647,
-		DrainDelay:     5 * time.Second, DrainTimeout: 10 * time.Second, ListenerDrain: 45 * time.Second,
+		MaxConnections: 2147483647, HostIP: "192.168.0.9",
+		DrainDelay: 5 * time.Second, DrainTimeout: 10 * time.Second, ListenerDrain: 45 * time.Second,
 	}
 	ignore := cmpopts.IgnoreFields(Settings{}, "Metadata", "Statistics", "Runtime")
 	if diff := cmp.Diff(want, got, ignore); diff != "" {
