@@ -131,7 +131,8 @@ func TestEveryEnvoyTakesTheBootstrap(t *testing.T) {
 			"--tracing=zipkin=127.0.0.1:9411", "--statsd=127.0.0.1:8125", "--metrics-service=127.0.0.1:1", "--access-log-service=127.0.0.1:1",
 			"--outlier-log=/dev/stdout", "--max-connections=10", "--runtime=a.b=true", "--stats-tag=a=((b)c)", "--stats-prefix=x", "--stats-suffix=x",
 			"--stats-regexp=x.*", "--stats-default-tags=false", "--xds-mode=sotw", "--sds-external=/sds.sock", "--node-locality=a/b/c",
-			"--bootstrap-overlay=" + overlay,
+			"--bootstrap-overlay=" + overlay, "--secure-prometheus-address=:3", "--secure-metrics-address=:4", "--dual-stack", "--ready-proxy-protocol",
+			"--local-cluster", "--stats-flush-interval=1s", "--stats-eviction-interval=2s",
 		},
 		"datadog": {"--tracing=datadog=localhost:8126", "--admin-address=127.0.0.1:1", "--ready-address=[::]:2", "--prometheus-address=off"},
 	} {
