@@ -148,24 +148,20 @@ func TestRotationByNotification(t *testing.T) {
 // A pair that does not match is never pushed, however long it lies there.
 func TestMismatchedPairStaysOnDisk(t *testing.T) {
 	each(t, func(t *testing.T, protocol string) {
-		ca, dir := testca.New(t, "ca"), t.TempDir()
-		name, first := pairIn(t, ca, dir)
-		r := newServerRig(t, pollOnly)
-		in := newInbox(t, r, protocol, nil)
-		in.subscribe(name)
-		in.ack(in.next(time.Second))
-		second := ca.Issue(t, testca.Leaf{})
-		must(t, os.WriteFile(dir+"/tls.crt", second.CertPEM, 0o600))
-		in.silence(10 * time.Minute)
-		st := r.status(t, name)
-		if st.State != StateDegraded || !strings.Contains(st.Reason, "does not match") || st.Serial != serialOf(first.Cert) {
+		s := subscribed(t, protocol, pollOnly)
+		s.ack(s.next(time.Second))
+		second := s.ca.Issue(t, testca.Leaf{})
+		must(t, os.WriteFile(s.dir+"/tls.crt", second.CertPEM, 0o600))
+		s.silence(10 * time.Minute)
+		st := s.status(t, s.name)
+		if st.State != StateDegraded || !strings.Contains(st.Reason, "does not match") || st.Serial != serialOf(s.pair.Cert) {
 			t.Errorf("status: %+v", st)
 		}
-		if got := strings.Count(r.log.String(), "the old one is kept"); got != 1 {
+		if got := strings.Count(s.log.String(), "the old one is kept"); got != 1 {
 			t.Errorf("%d warnings, want one", got)
 		}
-		must(t, os.WriteFile(dir+"/tls.key", second.KeyPEM, 0o600))
-		if a := in.next(2 * time.Second); chainOf(a) != string(second.CertPEM) {
+		must(t, os.WriteFile(s.dir+"/tls.key", second.KeyPEM, 0o600))
+		if a := s.next(2 * time.Second); chainOf(a) != string(second.CertPEM) {
 			t.Error("after the key came: not the second certificate")
 		}
 	})

@@ -46,31 +46,54 @@ func (r *rig) status(t *testing.T, name string) SecretStatus {
 	return SecretStatus{}
 }
 
+// subscription is a Server with a pair on disk, and a stream that has asked for it.
+type subscription struct {
+	*rig
+	*inbox
+	ca   *testca.CA
+	dir  string
+	name string      // of the secret
+	pair testca.Pair // the first one
+}
+
+func subscribed(t *testing.T, protocol string, cfg Config) *subscription {
+	t.Helper()
+	s := &subscription{ca: testca.New(t, "ca"), dir: t.TempDir()}
+	s.name, s.pair = pairIn(t, s.ca, s.dir)
+	s.rig = newServerRig(t, cfg)
+	s.inbox = newInbox(t, s.rig, protocol, nil)
+	s.subscribe(s.name)
+	return s
+}
+
+// rotate writes another pair over the first one.
+func (s *subscription) rotate(t *testing.T) testca.Pair {
+	t.Helper()
+	_, p := pairIn(t, s.ca, s.dir)
+	return p
+}
+
 func chainOf(a answer) string {
 	return string(a.secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
 }
 
 func TestPushAndRotate(t *testing.T) {
 	each(t, func(t *testing.T, protocol string) {
-		ca, dir := testca.New(t, "ca"), t.TempDir()
-		name, first := pairIn(t, ca, dir)
-		r := newServerRig(t, pollOnly)
-		in := newInbox(t, r, protocol, nil)
-		in.subscribe(name)
-		a := in.next(time.Second)
-		if a.name != name || chainOf(a) != string(first.CertPEM) {
+		s := subscribed(t, protocol, pollOnly)
+		a := s.next(time.Second)
+		if a.name != s.name || chainOf(a) != string(s.pair.CertPEM) {
 			t.Fatalf("first answer is %s with %q", a.name, chainOf(a))
 		}
-		in.ack(a)
-		in.silence(10 * time.Minute)
-		_, second := pairIn(t, ca, dir)
-		b := in.next(2 * time.Second)
+		s.ack(a)
+		s.silence(10 * time.Minute)
+		second := s.rotate(t)
+		b := s.next(2 * time.Second)
 		if chainOf(b) != string(second.CertPEM) || b.version == a.version || b.nonce == a.nonce {
 			t.Errorf("after rotation: version %q→%q nonce %q→%q", a.version, b.version, a.nonce, b.nonce)
 		}
-		in.ack(b)
-		in.silence(10 * time.Minute)
-		st := r.status(t, name)
+		s.ack(b)
+		s.silence(10 * time.Minute)
+		st := s.status(t, s.name)
 		if st.State != StateOK || st.Streams != 1 || st.Serial != serialOf(second.Cert) || st.SHA256 != fingerprint(second.Cert) || st.LastPush.IsZero() || len(st.Files) != 2 {
 			t.Errorf("status: %+v", st)
 		}
@@ -80,23 +103,19 @@ func TestPushAndRotate(t *testing.T) {
 // A rejected secret is told in the status, is not sent again, and does not hinder the next one.
 func TestRejection(t *testing.T) {
 	each(t, func(t *testing.T, protocol string) {
-		ca, dir := testca.New(t, "ca"), t.TempDir()
-		name, _ := pairIn(t, ca, dir)
-		r := newServerRig(t, pollOnly)
-		in := newInbox(t, r, protocol, nil)
-		in.subscribe(name)
-		in.nack(in.next(time.Second), "KEY_VALUES_MISMATCH")
-		in.silence(10 * time.Minute)
-		if st := r.status(t, name); st.State != StateRejected || !strings.Contains(st.Reason, "KEY_VALUES_MISMATCH") {
+		s := subscribed(t, protocol, pollOnly)
+		s.nack(s.next(time.Second), "KEY_VALUES_MISMATCH")
+		s.silence(10 * time.Minute)
+		if st := s.status(t, s.name); st.State != StateRejected || !strings.Contains(st.Reason, "KEY_VALUES_MISMATCH") {
 			t.Errorf("status after NACK: %s (%s)", st.State, st.Reason)
 		}
-		pairIn(t, ca, dir)
-		in.ack(in.next(2 * time.Second))
-		in.silence(time.Minute)
-		if st := r.status(t, name); st.State != StateOK {
+		s.rotate(t)
+		s.ack(s.next(2 * time.Second))
+		s.silence(time.Minute)
+		if st := s.status(t, s.name); st.State != StateOK {
 			t.Errorf("status after the next ACK: %s (%s)", st.State, st.Reason)
 		}
-		if got := metric(t, r.Server, "gateway_agent_sds_rejects_total"); got != 1 {
+		if got := metric(t, s.Server, "gateway_agent_sds_rejects_total"); got != 1 {
 			t.Errorf("rejects_total %v, want 1", got)
 		}
 	})
@@ -105,18 +124,14 @@ func TestRejection(t *testing.T) {
 // A verdict on an overtaken answer says nothing about the newer one.
 func TestStaleVerdict(t *testing.T) {
 	each(t, func(t *testing.T, protocol string) {
-		ca, dir := testca.New(t, "ca"), t.TempDir()
-		name, _ := pairIn(t, ca, dir)
-		r := newServerRig(t, pollOnly)
-		in := newInbox(t, r, protocol, nil)
-		in.subscribe(name)
-		old := in.next(time.Second)
-		pairIn(t, ca, dir)
-		in.next(2 * time.Second) // not held back by the missing verdict
-		in.nack(old, "old news")
-		in.nack(answer{nonce: "nonsense"}, "what")
-		in.silence(10 * time.Minute)
-		if st := r.status(t, name); st.State != StateOK {
+		s := subscribed(t, protocol, pollOnly)
+		old := s.next(time.Second)
+		s.rotate(t)
+		s.next(2 * time.Second) // not held back by the missing verdict
+		s.nack(old, "old news")
+		s.nack(answer{nonce: "nonsense"}, "what")
+		s.silence(10 * time.Minute)
+		if st := s.status(t, s.name); st.State != StateOK {
 			t.Errorf("status: %s (%s), want the newer one not blamed", st.State, st.Reason)
 		}
 	})
@@ -180,29 +195,25 @@ func TestMissingIsNotToldToWhoHasIt(t *testing.T) {
 
 func TestReconnect(t *testing.T) {
 	each(t, func(t *testing.T, protocol string) {
-		ca, dir := testca.New(t, "ca"), t.TempDir()
-		name, first := pairIn(t, ca, dir)
-		r := newServerRig(t, pollOnly)
-		in := newInbox(t, r, protocol, nil)
-		in.subscribe(name)
-		a := in.next(time.Second)
-		in.ack(a)
-		in.close()
+		s := subscribed(t, protocol, pollOnly)
+		a := s.next(time.Second)
+		s.ack(a)
+		s.close()
 		synctest.Wait()
-		if err := os.WriteFile(dir+"/tls.crt", []byte("half"), 0o600); err != nil {
+		if err := os.WriteFile(s.dir+"/tls.crt", []byte("half"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * time.Minute) // without streams the last good one is remembered
-		again := newInbox(t, r, protocol, map[string]string{name: a.version})
-		again.subscribe(name)
+		again := newInbox(t, s.rig, protocol, map[string]string{s.name: a.version})
+		again.subscribe(s.name)
 		if protocol == "delta" {
 			again.silence(10 * time.Minute) // it has this version
-		} else if b := again.next(time.Second); chainOf(b) != string(first.CertPEM) || b.version != a.version {
+		} else if b := again.next(time.Second); chainOf(b) != string(s.pair.CertPEM) || b.version != a.version {
 			t.Errorf("after reconnect: version %q, want %q and the same content", b.version, a.version)
 		}
 		again.close()
 		time.Sleep(linger + 2*time.Minute)
-		if got := r.Status(); len(got) != 0 {
+		if got := s.Status(); len(got) != 0 {
 			t.Errorf("after a long time without streams: %+v, want forgotten", got)
 		}
 	})
@@ -234,15 +245,12 @@ func TestUnsubscribe(t *testing.T) {
 
 func TestDeltaSubscribeAgainIsAnsweredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		name, _ := pairIn(t, testca.New(t, "ca"), t.TempDir())
-		r := newServerRig(t, pollOnly)
-		in := newInbox(t, r, "delta", nil)
-		in.subscribe(name)
-		a := in.next(time.Second)
-		in.ack(a)
-		in.silence(time.Minute)
-		in.subscribe(name)
-		if b := in.next(time.Second); b.version != a.version {
+		s := subscribed(t, "delta", pollOnly)
+		a := s.next(time.Second)
+		s.ack(a)
+		s.silence(time.Minute)
+		s.subscribe(s.name)
+		if b := s.next(time.Second); b.version != a.version {
 			t.Errorf("version %q, want %q again", b.version, a.version)
 		}
 	})
@@ -250,29 +258,25 @@ func TestDeltaSubscribeAgainIsAnsweredAgain(t *testing.T) {
 
 func TestExpiryWhileServed(t *testing.T) {
 	each(t, func(t *testing.T, protocol string) {
-		ca, dir := testca.New(t, "ca"), t.TempDir()
-		name, _ := pairIn(t, ca, dir) // valid for a day
-		r := newServerRig(t, Config{PollOnly: true, Poll: time.Minute})
-		in := newInbox(t, r, protocol, nil)
-		in.subscribe(name)
-		in.ack(in.next(time.Second))
+		s := subscribed(t, protocol, Config{PollOnly: true, Poll: time.Minute}) // the pair is valid for a day
+		s.ack(s.next(time.Second))
 		time.Sleep(25 * time.Hour)
-		if st := r.status(t, name); st.State != StateExpired || !strings.Contains(st.Reason, "has expired at") {
+		if st := s.status(t, s.name); st.State != StateExpired || !strings.Contains(st.Reason, "has expired at") {
 			t.Errorf("status: %s (%s)", st.State, st.Reason)
 		}
-		if got := metric(t, r.Server, "gateway_agent_cert_expiry_seconds"); got >= 0 {
+		if got := metric(t, s.Server, "gateway_agent_cert_expiry_seconds"); got >= 0 {
 			t.Errorf("cert_expiry_seconds %v, want negative", got)
 		}
-		if got := strings.Count(r.log.String(), "nears its end"); got != 3 {
+		if got := strings.Count(s.log.String(), "nears its end"); got != 3 {
 			t.Errorf("%d warnings before the end, want 3 (20 %%, 5 %%, the end)", got)
 		}
-		old := ca.Issue(t, testca.Leaf{NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(time.Hour)})
-		old.Write(t, dir)
-		in.ack(in.next(2 * time.Minute))
-		expired := ca.Issue(t, testca.Leaf{NotAfter: time.Now().Add(-time.Minute)})
-		expired.Write(t, dir)
-		in.silence(50 * time.Minute)
-		if st := r.status(t, name); st.State != StateDegraded || !strings.Contains(st.Reason, "is kept") {
+		old := s.ca.Issue(t, testca.Leaf{NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(time.Hour)})
+		old.Write(t, s.dir)
+		s.ack(s.next(2 * time.Minute))
+		expired := s.ca.Issue(t, testca.Leaf{NotAfter: time.Now().Add(-time.Minute)})
+		expired.Write(t, s.dir)
+		s.silence(50 * time.Minute)
+		if st := s.status(t, s.name); st.State != StateDegraded || !strings.Contains(st.Reason, "is kept") {
 			t.Errorf("expired over valid: %s (%s)", st.State, st.Reason)
 		}
 	})
@@ -355,24 +359,20 @@ func TestNewRefuses(t *testing.T) {
 // Keys are nowhere but in what Envoy gets.
 func TestNoKeyInLogOrStatus(t *testing.T) {
 	each(t, func(t *testing.T, protocol string) {
-		ca, dir := testca.New(t, "ca"), t.TempDir()
-		name, pair := pairIn(t, ca, dir)
-		r := newServerRig(t, pollOnly)
-		in := newInbox(t, r, protocol, nil)
-		in.subscribe(name)
-		in.nack(in.next(time.Second), "goo.gle/debugstr inline_bytes: \""+string(pair.KeyPEM)+"\"")
+		s := subscribed(t, protocol, pollOnly)
+		s.nack(s.next(time.Second), "goo.gle/debugstr inline_bytes: \""+string(s.pair.KeyPEM)+"\"")
 		time.Sleep(time.Minute)
-		for i, data := range [][]byte{append([]byte("x"), pair.KeyPEM...), pair.KeyPEM[:60], []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")} {
-			if err := os.WriteFile(dir+"/tls.key", data, 0o600); err != nil {
+		for i, data := range [][]byte{append([]byte("x"), s.pair.KeyPEM...), s.pair.KeyPEM[:60], []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")} {
+			if err := os.WriteFile(s.dir+"/tls.key", data, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(5 * time.Second)
-			if st := r.status(t, name); i > 0 && !strings.Contains(st.Reason, "tls.key") {
+			if st := s.status(t, s.name); i > 0 && !strings.Contains(st.Reason, "tls.key") {
 				t.Errorf("damaged key %d: %s (%s)", i, st.State, st.Reason)
 			}
 		}
-		secret := strings.Split(string(pair.KeyPEM), "\n")[1]
-		for what, text := range map[string]string{"log": r.log.String(), "status": r.status(t, name).Reason} {
+		secret := strings.Split(string(s.pair.KeyPEM), "\n")[1]
+		for what, text := range map[string]string{"log": s.log.String(), "status": s.status(t, s.name).Reason} {
 			if strings.Contains(text, secret[:20]) || strings.Contains(text, "BEGIN") {
 				t.Errorf("%s holds the key:\n%s", what, text)
 			}
