@@ -9,6 +9,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 )
 
 // refName is the annotation by which a layout's index names an image.
@@ -17,7 +19,7 @@ const refName = "org.opencontainers.image.ref.name"
 // Fixtures returns the directories of testdata/images, by name: OCI layouts of images that real tools made.
 func Fixtures(t testing.TB) map[string]string {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(root(t), "testdata", "images", "*", "oci-layout"))
+	found, err := filepath.Glob(filepath.Join(wasmtest.Root(t), "testdata", "images", "*", "oci-layout"))
 	if err != nil || len(found) == 0 {
 		t.Fatalf("no images in testdata/images: %v", err)
 	}
@@ -31,7 +33,7 @@ func Fixtures(t testing.TB) map[string]string {
 // FixtureModule returns the module that every image of Fixtures holds.
 func FixtureModule(t testing.TB) []byte {
 	t.Helper()
-	return readFile(t, filepath.Join(root(t), "policywasm", "deny.wasm"))
+	return readFile(t, filepath.Join(wasmtest.Root(t), "policywasm", "deny.wasm"))
 }
 
 // FixtureName returns the reference that an image of Fixtures has in its layout.
@@ -102,23 +104,5 @@ func decode(t testing.TB, body []byte, into any) {
 	t.Helper()
 	if err := json.Unmarshal(body, into); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// root is the directory of the module.
-func root(t testing.TB) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-		if dir == filepath.Dir(dir) {
-			t.Fatal("no go.mod above the working directory")
-		}
-		dir = filepath.Dir(dir)
 	}
 }

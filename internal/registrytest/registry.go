@@ -19,6 +19,8 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 )
 
 // User is the account of a registry started with WithAccount.
@@ -173,7 +175,7 @@ func (r *Registry) Stop() {
 // Binary returns the path of the registry that "make tools" builds.
 func Binary(t testing.TB) string {
 	t.Helper()
-	path := filepath.Join(root(t), ".tools", "registry")
+	path := filepath.Join(wasmtest.Root(t), ".tools", "registry")
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("no registry at %s: run make tools", path)
 	}

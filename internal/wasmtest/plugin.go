@@ -13,14 +13,22 @@ import (
 	"testing"
 )
 
-// Root returns the root of the repository.
+// Root returns the root of the repository, which a test's working directory is in.
 func Root(t testing.TB) string {
 	t.Helper()
-	_, file, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(file) {
-		t.Fatal("wasmtest: the source path is not known; do not build tests with -trimpath")
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatalf("wasmtest: %v", err)
 	}
-	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("wasmtest: no go.mod above the working directory")
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // Plugin builds testdata/plugins/<name> for Envoy and returns the path of the module. Each of vars is set as with -ldflags -X, like
