@@ -236,6 +236,15 @@ func TestIstiodSecrets(t *testing.T) {
 					return err
 				})
 			}
+			pair, other := m.ca.Issue(t, testca.Leaf{Hosts: []string{"edge.test"}}), m.ca.Issue(t, testca.Leaf{})
+			words = append(words, keyWords(other.KeyPEM)...)
+			m.istiod.SetSecret(name, "ingress", pair.CertPEM, other.KeyPEM)
+			m.agent.eventually(5*time.Second, "status names the secret that Envoy rejects", func() error {
+				if text := m.agent.statusText(); !strings.Contains(text, "Envoy rejected SDS: "+name+": ") {
+					return fmt.Errorf("status:\n%s", text)
+				}
+				return nil
+			})
 			m.agent.wantNoTrace(&transcript{}, words...)
 			m.istiod.Stop()
 			m.agent.eventually(5*time.Second, "status tells that istiod is gone", func() error {

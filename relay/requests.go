@@ -145,7 +145,7 @@ func (s *session) note(ctx context.Context, t *typeState, h *header) (hold time.
 			hold = t.throttle.rejected(r.hash)
 			different = hold == 0
 		}
-		s.rejected(ctx, t, r.version, nonce, h.errorText, hold)
+		s.rejected(ctx, t, r, nonce, h.errorText, hold)
 	case known && (s.p.delta || r.version == string(h.version)):
 		t.answered(nonce)
 		different = t.throttle.accepted(r.hash)

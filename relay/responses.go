@@ -42,7 +42,11 @@ func (s *session) response(ctx context.Context, in inbound) error {
 	if s.term != nil && t.url == typeLDS && s.opened {
 		s.server.config.Terminator.Observe(s.id, s.p.delta, in.frame.data.Materialize())
 	}
-	t.sent(response{nonce: string(in.header.nonce), version: string(in.header.version), hash: in.header.hash, since: now})
+	passed := response{nonce: string(in.header.nonce), version: string(in.header.version), hash: in.header.hash, since: now}
+	if t.url == typeSDS {
+		passed.names = secretNames(in.frame.data.Materialize(), s.p.delta)
+	}
+	t.sent(passed)
 	s.down.put(in.frame)
 	return nil
 }

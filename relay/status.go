@@ -167,9 +167,11 @@ func (s *session) accepted(t *typeState, version string) {
 	s.progress(t, func(p *progress) { p.acked, p.rejected = true, "" })
 }
 
-// rejected notes a NACK of Envoy's.
-func (s *session) rejected(ctx context.Context, t *typeState, version, nonce, text string, hold time.Duration) {
-	text = envoytext.Public(text, maxText)
+// rejected notes a NACK of Envoy's, of the response r if that is known.
+func (s *session) rejected(ctx context.Context, t *typeState, r response, nonce, text string, hold time.Duration) {
+	if text = envoytext.Public(text, maxText); r.names != "" {
+		text = envoytext.Public(r.names, maxText) + ": " + text
+	}
 	t.status.NACKs++
 	t.status.LastNACK, t.status.Error = time.Now(), text
 	s.server.metrics.reject(t.short)
@@ -178,5 +180,5 @@ func (s *session) rejected(ctx context.Context, t *typeState, version, nonce, te
 	if hold > 0 {
 		log = s.log.DebugContext // the same once more
 	}
-	log(ctx, "envoy rejected a response", "type_url", t.url, "version", version, "nonce", nonce, "err", bounded(text, 1<<10), "hold", hold)
+	log(ctx, "envoy rejected a response", "type_url", t.url, "version", r.version, "nonce", nonce, "err", bounded(text, 1<<10), "hold", hold)
 }

@@ -74,6 +74,32 @@ func TestReady(t *testing.T) {
 	})
 }
 
+// Envoy says why it rejects a secret, not which: the one who is to mend it needs the name.
+func TestRejectedSecretIsNamed(t *testing.T) {
+	both(t, "", false, func(r *rig) {
+		up := r.open()
+		r.envoy.Want(xdstest.SDS, "kubernetes://a/one", "kubernetes://a/two")
+		up.Recv()
+		for version, tt := range map[string]struct {
+			names []string
+			want  string
+		}{
+			"1": {[]string{"kubernetes://a/one=x"}, "kubernetes://a/one: "},
+			"2": {[]string{"kubernetes://a/one=x", "kubernetes://a/two=x"}, "kubernetes://a/one, kubernetes://a/two: "},
+			"3": {[]string{"1=x", "2=x", "3=x", "4=x", "5=x", "6=x", "7=x"}, "1, 2, 3, 4, 5, 2 more: "},
+			"4": {nil, ""},
+		} {
+			up.Send(xdstest.Response{Type: xdstest.SDS, Version: version, Resources: xdstest.R(version, tt.names...)})
+			r.envoy.NACK(r.envoy.Recv(), "Failed to load private key from <inline>")
+			up.Recv()
+			r.wait()
+			if got, want := r.server.Status().Sessions[0].Types[0].Error, tt.want+"Failed to load private key from <inline>"; got != want {
+				r.t.Errorf("the error is %q, want %q", got, want)
+			}
+		}
+	})
+}
+
 // A process that our PID namespace hides is told from the one before by having accepted nothing.
 func TestNewHiddenProcessIsNotReady(t *testing.T) {
 	both(t, "", false, func(r *rig) {

@@ -96,7 +96,7 @@ func (s *session) terminatedRequest(ctx context.Context, in inbound) error {
 
 func (s *session) noteAnswer(ctx context.Context, p *pushed, err error) {
 	if err != nil {
-		s.rejected(ctx, s.term.t, p.version, p.nonce, err.Error(), 0)
+		s.rejected(ctx, s.term.t, response{version: p.version}, p.nonce, err.Error(), 0)
 		return
 	}
 	s.accepted(s.term.t, p.version)

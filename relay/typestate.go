@@ -35,6 +35,7 @@ type typeState struct {
 // response is what must be remembered of one until it is answered.
 type response struct {
 	nonce, version string
+	names          string // of secrets, for people
 	hash           uint64
 	since          time.Time // when it came
 }

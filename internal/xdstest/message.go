@@ -62,13 +62,14 @@ func R(version string, pairs ...string) []Resource {
 	return rs
 }
 
-// Pack makes the resource that stands for a text: for extension configs a real TypedExtensionConfig around it.
+// Pack makes the resource that stands for a text: for extension configs a real TypedExtensionConfig around it, whose name is where a secret
+// has its own, too.
 func Pack(typeURL, name, text string) *anypb.Any {
 	content, err := anypb.New(wrapperspb.String(text))
 	if err != nil {
 		panic(err)
 	}
-	if typeURL != ECDS {
+	if typeURL != ECDS && typeURL != SDS {
 		value, err := proto.Marshal(&discoveryv3.Resource{Name: name, Resource: content}) // any message that holds both will do
 		if err != nil {
 			panic(err)
@@ -79,13 +80,14 @@ func Pack(typeURL, name, text string) *anypb.Any {
 	if err != nil {
 		panic(err)
 	}
+	packed.TypeUrl = typeURL
 	return packed
 }
 
 // Unpack reverses Pack.
 func Unpack(packed *anypb.Any) (name, text string) {
 	var content *anypb.Any
-	if packed.GetTypeUrl() == ECDS {
+	if t := packed.GetTypeUrl(); t == ECDS || t == SDS {
 		var extension corev3.TypedExtensionConfig
 		if proto.Unmarshal(packed.GetValue(), &extension) != nil {
 			return "?", "?"
