@@ -3,10 +3,11 @@ package e2e
 import (
 	"flag"
 	"fmt"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gateway-agent/gateway-agent/internal/doctable"
 )
 
 // podDifference is one that is meant, as docs/istio.md tells it.
@@ -27,16 +28,31 @@ const (
 
 var podDifferences = []podDifference{
 	{
-		"the certificate request", "RSA 2048, subject `O=`, SAN critical", "ECDSA P-256, empty subject; RSA when asked for", "the CA takes names from the token, faster handshakes",
+		"`POST /quitquitquit`", "ends at once", "ends after the drain, as by SIGTERM", "nothing is cut that could end",
+		[]detail{{`end by quitquitquit: end`, "at once", "after the drain"}},
+	},
+	{
+		"`POST /drain`", "stays ready; SIGTERM then ends at once", "readiness fails; SIGTERM then ends when the delay since is over", "load balancers learn of it",
 		[]detail{
-			{`.*: csr/key`, "RSA 2048", "ECDSA P-256"},
-			{`.*: csr/subject`, "O=", ""},
-			{`.*: csr/extension/2\.5\.29\.17`, "critical: true", "critical: false"},
+			{`end by drain and SIGTERM: end`, "at once", "after the drain"},
+			{`end by drain and SIGTERM: ready after the drain at .*`, "200 <nil>", "503 <nil>"},
 		},
 	},
 	{
-		"requests for PCDS", "with `PROXY_CONFIG_XDS_AGENT=true`", "always, after the first one for listeners", "the mesh's roots reach the gateway",
-		[]detail{{`.*: xds/order of types`, "Cluster( ClusterLoadAssignment)? Listener", "Cluster( ClusterLoadAssignment)? Listener ProxyConfig"}},
+		"mistakes in settings", "exit code 255, log on stdout", "exit code 2 with every mistake in one message on stderr", "one look is enough",
+		[]detail{{`.*: start`, "ends with 255", "ends with 2"}},
+	},
+	{
+		"nonsense in metadata, levels, drainDuration or WORKLOAD_IDENTITY_SOCKET_FILE", "does not start", "told and left out", "a gateway that serves is worth more",
+		[]detail{{`(a bad level|a boolean that is none|a path for a socket|no drain duration|ports that are none): start`, `ends with (0|255)`, "serves"}},
+	},
+	{
+		"`--serviceCluster`", "ignored, unless ProxyConfig's is empty", "obeyed under ProxyConfig", "who sets it means it",
+		[]detail{{`arguments: node/cluster`, `gw\.ingress`, "flagged"}, {`arguments: node/metadata/PROXY_CONFIG/serviceCluster`, `"istio-proxy"`, `"flagged"`}},
+	},
+	{
+		"`proxy sidecar`", "runs", "refused, exit code 2", "this agent runs gateways",
+		[]detail{{`usual: command/proxy sidecar --dry-run`, nothing, "2"}},
 	},
 	{
 		"a pod without `ISTIO_META_CLUSTER_ID`", "ClusterID is empty, which istiod refuses", "Kubernetes", "it is what istiod calls its own cluster",
@@ -47,16 +63,15 @@ var podDifferences = []podDifference{
 		[]detail{{`.*: node/metadata/ISTIO_VERSION`, `"unknown"`, `"1\.\d+\.\d+"`}},
 	},
 	{
-		"`--serviceCluster`", "ignored, unless ProxyConfig's is empty", "obeyed under ProxyConfig", "who sets it means it",
-		[]detail{{`arguments: node/cluster`, `gw\.ingress`, "flagged"}, {`arguments: node/metadata/PROXY_CONFIG/serviceCluster`, `"istio-proxy"`, `"flagged"`}},
+		"requests for PCDS", "with `PROXY_CONFIG_XDS_AGENT=true`", "always, after the first one for listeners", "the mesh's roots reach the gateway",
+		[]detail{{`.*: xds/order of types`, "Cluster( ClusterLoadAssignment)? Listener", "Cluster( ClusterLoadAssignment)? Listener ProxyConfig"}},
 	},
 	{
-		"Envoy's command line", "relative paths, `--local-address-ip-version v4`", "absolute paths, no defaults spelled out, `--log-format`, levels of `--proxyLogLevel` and `--proxyComponentLogLevel` together", "Envoy's lines come in the agent's log",
+		"the certificate request", "RSA 2048, subject `O=`, SAN critical", "ECDSA P-256, empty subject; RSA when asked for", "the CA takes names from the token, faster handshakes",
 		[]detail{
-			{`.*: envoy/argument/-c`, "etc/istio/proxy/envoy-rev.json", "/etc/istio/proxy/envoy-rev.json"},
-			{`.*: envoy/argument/--local-address-ip-version`, "v4", nothing},
-			{`.*: envoy/argument/--log-format`, anything, `\{"time":.*`},
-			{`arguments: envoy/argument/--component-log-level`, "upstream:debug", "upstream:debug,http:warning"},
+			{`.*: csr/key`, "RSA 2048", "ECDSA P-256"},
+			{`.*: csr/subject`, "O=", ""},
+			{`.*: csr/extension/2\.5\.29\.17`, "critical: true", "critical: false"},
 		},
 	},
 	{
@@ -68,34 +83,13 @@ var podDifferences = []podDifference{
 		[]detail{{`usual: sds/(nonsense)?`, `.*chain of 2.*`, "no answer: DeadlineExceeded"}},
 	},
 	{
-		"mistakes in settings", "exit code 255, log on stdout", "exit code 2 with every mistake in one message on stderr", "one look is enough",
-		[]detail{{`.*: start`, "ends with 255", "ends with 2"}},
-	},
-	{
-		"nonsense in metadata, levels, drainDuration or WORKLOAD_IDENTITY_SOCKET_FILE", "does not start", "told and left out", "a gateway that serves is worth more",
-		[]detail{{`(a bad level|a boolean that is none|a path for a socket|no drain duration|ports that are none): start`, `ends with (0|255)`, "serves"}},
-	},
-	{
-		"exit codes of commands", "255", "1, for bad usage 2", "a script can tell them apart",
-		[]detail{{`usual: command/(request|wait|version|proxy|neverHeardOf).*`, "255", "[12]"}},
-	},
-	{
-		"`request`, `wait` and `version`", "`wait` logs to stdout; a final newline always; flags that are unknown fail", "`wait` is silent; a newline is added to no answer; unknown flags are skipped; methods in any case", "stdout is the answer and nothing else",
+		"Envoy's command line", "relative paths, `--local-address-ip-version v4`", "absolute paths, no defaults spelled out, `--log-format`, levels of `--proxyLogLevel` and `--proxyComponentLogLevel` together", "Envoy's lines come in the agent's log",
 		[]detail{
-			{`usual: command/request .* -> stdout`, `"LIVE\\n\\n"`, `"LIVE\\n"`},
-			{`usual: command/request .* -> stdout`, `"\\n"`, `"ok\\n"`},
-			{`usual: command/request .*server_info.* -> stdout`, "JSON, ends with a line: false", "JSON, ends with a line: true"},
-			{`usual: command/(request GET server_info|version) --neverHeardOf`, "255", "0"},
-			{`usual: command/(request GET server_info|version) --neverHeardOf -> stdout`, nothing, anything},
-			{`usual: command/request get /server_info`, "255", "0"},
-			{`usual: command/request get /server_info -> stdout`, nothing, "JSON.*"},
-			{`usual: command/wait.* -> stdout`, "text", `""`},
-			{`usual: command/version.* -> stdout`, ".*unknown.*", ".*gateway-agent-.*|text"},
+			{`.*: envoy/argument/-c`, "etc/istio/proxy/envoy-rev.json", "/etc/istio/proxy/envoy-rev.json"},
+			{`.*: envoy/argument/--local-address-ip-version`, "v4", nothing},
+			{`.*: envoy/argument/--log-format`, anything, `\{"time":.*`},
+			{`arguments: envoy/argument/--component-log-level`, "upstream:debug", "upstream:debug,http:warning"},
 		},
-	},
-	{
-		"`proxy sidecar`", "runs", "refused, exit code 2", "this agent runs gateways",
-		[]detail{{`usual: command/proxy sidecar --dry-run`, nothing, "2"}},
 	},
 	{
 		"text of 15020's and 15021's answers", "readiness without a body", "`ok`, or the reason; `Content-Type` and `Allow` are said", "people ask too",
@@ -129,19 +123,26 @@ var podDifferences = []podDifference{
 		},
 	},
 	{
-		"metric families", "`istio_agent_xds_proxy_requests`, `…_outgoing_latency`, `…_pilot_xds_…`", "those below instead", "see there",
+		"metric families", "`istio_agent_xds_proxy_requests`, `…_outgoing_latency`, `…_pilot_xds_…`", "others instead, below", "see there",
 		[]detail{{`usual: metric/(15020|15090)/.*`, nothing, "there"}, {`usual: metric/15020/istio_agent_xds_proxy_requests`, "there", nothing}},
 	},
 	{
-		"`POST /quitquitquit`", "ends at once", "ends after the drain, as by SIGTERM", "nothing is cut that could end",
-		[]detail{{`end by quitquitquit: end`, "at once", "after the drain"}},
+		"`request`, `wait` and `version`", "`wait` logs to stdout; a final newline always; flags that are unknown fail", "`wait` is silent; a newline is added to no answer; unknown flags are skipped; methods in any case", "stdout is the answer and nothing else",
+		[]detail{
+			{`usual: command/request .* -> stdout`, `"LIVE\\n\\n"`, `"LIVE\\n"`},
+			{`usual: command/request .* -> stdout`, `"\\n"`, `"ok\\n"`},
+			{`usual: command/request .*server_info.* -> stdout`, "JSON, ends with a line: false", "JSON, ends with a line: true"},
+			{`usual: command/(request GET server_info|version) --neverHeardOf`, "255", "0"},
+			{`usual: command/(request GET server_info|version) --neverHeardOf -> stdout`, nothing, anything},
+			{`usual: command/request get /server_info`, "255", "0"},
+			{`usual: command/request get /server_info -> stdout`, nothing, "JSON.*"},
+			{`usual: command/wait.* -> stdout`, "text", `""`},
+			{`usual: command/version.* -> stdout`, ".*unknown.*", ".*gateway-agent-.*|text"},
+		},
 	},
 	{
-		"`POST /drain`", "stays ready; SIGTERM then ends at once", "readiness fails; SIGTERM then ends when the delay since is over", "load balancers learn of it",
-		[]detail{
-			{`end by drain and SIGTERM: end`, "at once", "after the drain"},
-			{`end by drain and SIGTERM: ready after the drain at .*`, "200 <nil>", "503 <nil>"},
-		},
+		"exit codes of commands", "255", "1, for bad usage 2", "a script can tell them apart",
+		[]detail{{`usual: command/(request|wait|version|proxy|neverHeardOf).*`, "255", "[12]"}},
 	},
 }
 
@@ -192,29 +193,10 @@ var updateDifferences = flag.Bool("update-differences", false, "rewrite the tabl
 // TestPilotAgentDocs keeps the table in the documentation.
 func TestPilotAgentDocs(t *testing.T) {
 	t.Parallel()
-	const file, begin, end = "../docs/istio.md", "<!-- differences: go test ./e2e -run PilotAgentDocs -update-differences -->\n", "<!-- /differences -->"
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(data), begin)
-	_, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table", file)
-	}
 	var table strings.Builder
 	table.WriteString("| what | pilot-agent | here | why |\n|---|---|---|---|\n")
 	for _, d := range podDifferences {
 		fmt.Fprintf(&table, "| %s | %s | %s | %s |\n", d.what, d.theirs, d.ours, d.why)
 	}
-	want := before + begin + table.String() + end + after
-	if *updateDifferences {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if string(data) != want {
-		t.Errorf("%s differs from the list of differences: go test ./e2e -run PilotAgentDocs -update-differences", file)
-	}
+	doctable.Check(t, "../docs/istio.md", "differences", table.String(), *updateDifferences)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -10,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/common/expfmt"
+
+	"github.com/gateway-agent/gateway-agent/internal/doctable"
 )
 
 func TestIstioNames(t *testing.T) {
@@ -64,16 +65,6 @@ func TestIstioNames(t *testing.T) {
 
 // TestDocs keeps the table of metrics in the documentation.
 func TestDocs(t *testing.T) {
-	const file, begin, end = "../../docs/istio.md", "<!-- metrics: go test ./cmd/gateway-agent -run Docs -update -->\n", "<!-- /metrics -->"
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(data), begin)
-	_, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table", file)
-	}
 	var table strings.Builder
 	table.WriteString("| pilot-agent's | ours |\n|---|---|\n")
 	for _, tr := range translations {
@@ -87,14 +78,5 @@ func TestDocs(t *testing.T) {
 		fmt.Fprintf(&table, "| `%s` | `%s` |\n", theirs, tr.ours)
 	}
 	table.WriteString("| `istio_build{component=\"agent\",tag}` | `gateway_agent_build_info{version}` |\n")
-	want := before + begin + table.String() + end + after
-	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if string(data) != want {
-		t.Errorf("%s differs from the table of metrics: go test ./cmd/gateway-agent -run Docs -update", file)
-	}
+	doctable.Check(t, "../../docs/istio.md", "metrics", table.String(), *update)
 }
