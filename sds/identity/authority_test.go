@@ -144,7 +144,7 @@ func TestOutage(t *testing.T) {
 					t.Errorf("why %q, status %s, %d failures since %v, %d tries", why, st.State, st.Failures, st.Since, len(tries))
 				}
 				if own := w.TLS(); (own == nil) != (share > 1) {
-					t.Errorf("shown to the authority and the control plane: %v; want it until it ends", own)
+					t.Errorf("a certificate is shown to the authority and the control plane: %v; want one until it ends", own != nil)
 				}
 				for stage, when := range map[string]float64{"share=50%": 0.61, "share=20%": 0.8, "share=5%": 0.95, "has expired and": 1} {
 					if got := strings.Count(r.log.String(), stage); got != 1 && share > when || got != 0 && share < when {
