@@ -15,10 +15,7 @@ func inSeconds(message protoreflect.MessageDescriptor, document []byte) []byte {
 		return document
 	}
 	for name, raw := range fields {
-		field := message.Fields().ByJSONName(name)
-		if field == nil {
-			field = message.Fields().ByTextName(name)
-		}
+		field := fieldNamed(message, name)
 		switch {
 		case field == nil || field.Message() == nil || field.IsMap():
 		case field.IsList():

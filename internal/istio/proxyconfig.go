@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1alpha1 "istio.io/api/mesh/v1alpha1"
@@ -165,12 +166,8 @@ func members(document []byte) map[string]json.RawMessage {
 func overlay(base, layer *proxyConfig, document map[string]json.RawMessage) {
 	metadata, headers := maps.Clone(base.GetProxyMetadata()), base.GetProxyHeaders()
 	to, from := base.ProtoReflect(), layer.ProtoReflect()
-	fields := to.Descriptor().Fields()
 	for name, raw := range document {
-		field := fields.ByJSONName(name)
-		if field == nil {
-			field = fields.ByTextName(name)
-		}
+		field := fieldNamed(to.Descriptor(), name)
 		switch {
 		case field == nil || string(raw) == "null":
 		case from.Has(field):
@@ -186,6 +183,11 @@ func overlay(base, layer *proxyConfig, document map[string]json.RawMessage) {
 	if headers != nil && base.GetProxyHeaders() != nil && base.GetProxyHeaders() != headers {
 		keepHeaders(base.GetProxyHeaders(), headers)
 	}
+}
+
+// fieldNamed is the field that a member of a JSON object is; nil: none.
+func fieldNamed(message protoreflect.MessageDescriptor, name string) protoreflect.FieldDescriptor {
+	return cmp.Or(message.Fields().ByJSONName(name), message.Fields().ByTextName(name))
 }
 
 // keepHeaders fills in those of an earlier layer. pilot-agent does so for these and for no other members.

@@ -68,7 +68,7 @@ func (m *mapping) serverName() string {
 	if name := m.in.Env["ISTIOD_SAN"]; name != "" {
 		return name
 	}
-	return hostName(m.proxy.GetDiscoveryAddress())
+	return hostOf(m.proxy.GetDiscoveryAddress())
 }
 
 // caName is the name in the CA's: istiod's own, unless the CA is somewhere else.
@@ -76,11 +76,7 @@ func (m *mapping) caName(istiod string) string {
 	if m.out.CA.Address == istiod {
 		return m.serverName()
 	}
-	return hostName(m.out.CA.Address)
-}
-
-func hostName(address string) string {
-	return hostOf(address)
+	return hostOf(m.out.CA.Address)
 }
 
 // hostOf is istiod's name at an address.

@@ -35,10 +35,7 @@ func (o *oddities) message(message protoreflect.MessageDescriptor, value any, pa
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
-		field := message.Fields().ByJSONName(name)
-		if field == nil {
-			field = message.Fields().ByTextName(name)
-		}
+		field := fieldNamed(message, name)
 		if field == nil {
 			add(&o.fields, path+name)
 			continue
