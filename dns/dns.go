@@ -7,6 +7,7 @@
 package dns
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -58,21 +59,11 @@ func New(c Config) (*Server, error) {
 	if c.Timeout < 0 || c.MaxForwards < 0 || c.Hold < 0 {
 		return nil, errors.New("dns: Timeout, MaxForwards and Hold cannot be negative")
 	}
-	if c.Hold == 0 {
-		c.Hold = defaultHold
-	}
-	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
-	}
-	if c.MaxForwards == 0 {
-		c.MaxForwards = defaultForwards
-	}
-	if c.ResolvConf == "" {
-		c.ResolvConf = defaultResolv
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Hold = cmp.Or(c.Hold, defaultHold)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.MaxForwards = cmp.Or(c.MaxForwards, defaultForwards)
+	c.ResolvConf = cmp.Or(c.ResolvConf, defaultResolv)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return &Server{
 		config: c, log: c.Log, resolv: newResolv(c.ResolvConf, c.Log), metrics: newMetrics(),
 		slots: make(chan struct{}, c.MaxForwards), first: make(chan struct{}),
