@@ -62,13 +62,17 @@ func TestPodProvisioned(t *testing.T) {
 }
 
 // TestPodOutput: OUTPUT_CERTS has a pair that matches at any time while certificates rotate, and is never where the identity comes from,
-// though it is a place of mounted files. The CA wants to be told the signer, and both servers want headers.
+// though it is a place of mounted files, and root has put some there. The CA wants to be told the signer, and both servers want headers.
 func TestPodOutput(t *testing.T) {
 	if !inSpace(t) {
 		return
 	}
 	c := newContainer(t)
 	c.mount(etcCerts, true)
+	old := c.ca.Issue(t, testca.Leaf{Hosts: []string{gatewayID}})
+	for name, text := range map[string][]byte{"cert-chain.pem": old.CertPEM, "key.pem": old.KeyPEM, "root-cert.pem": c.ca.PEM} {
+		makeFile(t, filepath.Join(c.volumes, etcCerts, name), string(text), 0o644)
+	}
 	c.replaceCA(xdstest.CAConfig{Tokens: []string{"token-1"}, CertSigner: "signer.example/gw", Header: map[string]string{"x-ca": "to the CA"}}, map[string]string{"x-xds": "to istiod"})
 	maps.Copy(c.env, map[string]string{
 		"OUTPUT_CERTS": "./etc/certs", "SECRET_TTL": "5s", "SECRET_GRACE_PERIOD_RATIO": "0.7", "WORKLOAD_RSA_KEY_SIZE": "3072", "PKCS8_KEY": "true",

@@ -87,16 +87,36 @@ func takeOver(dir string, files []outputFile, now time.Time) error {
 	}
 	set, err := newSet(dir, now, func(set string) error {
 		for _, f := range files {
-			if err := os.Link(filepath.Join(dir, f.name), filepath.Join(set, f.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := again(filepath.Join(dir, f.name), filepath.Join(set, f.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
 		return nil
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil // what only others can read is replaced one after the other
+	case err != nil:
 		return err
 	}
 	return show(dir, set, files)
+}
+
+// again makes a file one that is there a second time. Linux lets nobody link what belongs to somebody else.
+func again(path, second string) error {
+	err := os.Link(path, second)
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(second, data, info.Mode().Perm())
 }
 
 // show makes a set the one in use.
