@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -40,7 +39,7 @@ import (
 )
 
 const (
-	realAgent    = "/usr/local/bin/real-agent"
+	realAgent    = "/usr/local/bin/istio-pilot-agent" // in a container, where pilot-agent is ours
 	realTemplate = "var/lib/istio/envoy/envoy_bootstrap_tmpl.json"
 	customDir    = "etc/istio/custom-bootstrap"
 )
@@ -53,6 +52,7 @@ func TestBootstrapAsPilotAgents(t *testing.T) {
 	}
 	c := newContainer(t)
 	withRealAgent(t, c)
+	withOverrides(t, c)
 	ours := c.program
 	base := c.env
 	used := map[string]bool{}
@@ -71,7 +71,7 @@ func TestBootstrapAsPilotAgents(t *testing.T) {
 		got := c.bootstrapOf(ours, tt.args...)
 		for _, line := range differences(flat(t, want), flat(t, got)) {
 			if strings.HasPrefix(line, "/node/metadata/") {
-				continue // TestPilotAgentNode
+				continue // TestPilotAgentNodes
 			}
 			row := slices.IndexFunc(meantDifferences, func(d difference) bool { return d.covers(tt.name, line) })
 			if row < 0 {
@@ -93,23 +93,28 @@ func TestBootstrapAsPilotAgents(t *testing.T) {
 	}
 }
 
-// withRealAgent puts the real pilot-agent, its template and a directory for overrides into the container.
+// withRealAgent puts the real pilot-agent and its template into the container.
 func withRealAgent(t *testing.T, c *container) {
 	t.Helper()
-	root, err := filepath.Abs("..")
+	tools, err := filepath.Abs("../.tools/istio")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for source, name := range map[string]string{"pilot-agent": realAgent[1:], "envoy_bootstrap_tmpl.json": realTemplate} {
-		source = filepath.Join(root, ".tools", "istio", source)
+	for source, name := range map[string]string{"pilot-agent": realAgent, "envoy_bootstrap_tmpl.json": realTemplate} {
+		source = filepath.Join(tools, source)
 		if _, err := os.Stat(source); err != nil {
 			t.Fatalf("%v: run make istio", err)
 		}
 		target := filepath.Join(c.root, name)
 		makeDirs(t, filepath.Dir(target))
 		makeFile(t, target, "", 0o755)
-		bind(t, source, target, 0)
+		bind(t, source, target, unix.MS_RDONLY)
 	}
+}
+
+// withOverrides gives the container a directory for ISTIO_BOOTSTRAP_OVERRIDE.
+func withOverrides(t *testing.T, c *container) {
+	t.Helper()
 	own, target := filepath.Join(c.volumes, customDir), filepath.Join(c.root, customDir)
 	makeDirs(t, own, target)
 	bind(t, own, target, 0)
@@ -279,12 +284,18 @@ func addEthernet(name string, address netip.Addr) error {
 	}
 	const addBridge = 0x89a0 // SIOCBRADDBR
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(socket), addBridge, uintptr(unsafe.Pointer(text))); errno != 0 {
-		return fmt.Errorf("make a bridge: %w", errno)
+		return fmt.Errorf("make a bridge: %w (run this where containers can run)", errno)
 	}
 	request, err := unix.NewIfreq(name)
 	if err != nil {
 		return err
 	}
 	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return errors.Join(unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request), addAddress6To(name, address))
+	if err := unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request); err != nil {
+		return err
+	}
+	if address.Is6() {
+		return addAddress6To(name, address)
+	}
+	return addAddress(name, address)
 }

@@ -175,7 +175,7 @@ var commands = [][]string{
 func seenOfCommands(d *duel, found seen) {
 	d.t.Helper()
 	for _, args := range commands {
-		if d.program[0] == pilotProgram && slices.Contains(args, "sidecar") {
+		if d.program[0] == realAgent && slices.Contains(args, "sidecar") {
 			continue // it would start one
 		}
 		name := "command/" + strings.Join(args, " ")

@@ -11,12 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
 )
-
-const pilotProgram = "/usr/local/bin/istio-pilot-agent" // in the container, where pilot-agent is ours
 
 // contender is one of the two programs that are compared.
 type contender struct {
@@ -25,7 +21,7 @@ type contender struct {
 }
 
 var (
-	realPilot = contender{"pilot-agent", pilotProgram}
+	realPilot = contender{"pilot-agent", realAgent}
 	thisAgent = contender{"gateway-agent", "/usr/local/bin/pilot-agent"}
 )
 
@@ -47,7 +43,9 @@ type duel struct {
 
 func newDuel(t *testing.T, n network) *duel {
 	t.Helper()
-	newLink(t, netip.MustParseAddr(n.pod))
+	if err := addEthernet("eth0", netip.MustParseAddr(n.pod)); err != nil { // on loopback, pilot-agent sees no address
+		t.Fatalf("interface eth0: %v", err)
+	}
 	c := newContainerIn(t, n)
 	c.istiod.Stop()
 	c.authority = xdstest.NewCA(lenient{t}, xdstest.CAConfig{ID: gatewayID, Tokens: []string{"token-1"}})
@@ -55,20 +53,7 @@ func newDuel(t *testing.T, n network) *duel {
 	c.istiod = xdstest.NewIstiod(lenient{t}, xdstest.IstiodConfig{CA: c.authority, Clusters: []string{"Kubernetes", "remote-1", ""}})
 	d := &duel{container: c, network: n, usual: maps.Clone(c.env)}
 	d.tap = newWiretap(t, net.JoinHostPort(n.istiod, "15012"), c.istiod.Address, c.certificate(c.ca))
-	tools, err := filepath.Abs("../.tools/istio")
-	if err != nil {
-		t.Fatal(err)
-	}
-	makeDirs(t, filepath.Join(c.root, "var/lib/istio/envoy"))
-	for source, name := range map[string]string{"pilot-agent": pilotProgram, "envoy_bootstrap_tmpl.json": "var/lib/istio/envoy/envoy_bootstrap_tmpl.json"} {
-		source = filepath.Join(tools, source)
-		if _, err := os.Stat(source); err != nil {
-			t.Fatalf("%v: run 'make istio'", err)
-		}
-		target := filepath.Join(c.root, name)
-		makeFile(t, target, "", 0o755)
-		bind(t, source, target, unix.MS_RDONLY)
-	}
+	withRealAgent(t, c)
 	c.publish()
 	return d
 }

@@ -95,8 +95,7 @@ func (w *wiretap) pass(s grpc.ServerStream, onward *grpc.ClientConn) error {
 	if err != nil {
 		return err
 	}
-	up := make(chan error, 1) // the pump's last word
-	go func() { up <- w.upward(s, stream, call) }()
+	go func() { _ = w.upward(s, stream, call) }() // it ends with s
 	err = downward(s, stream)
 	cancel()
 	return err
