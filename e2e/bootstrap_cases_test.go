@@ -17,57 +17,93 @@ type members = map[string]any
 
 var remoteTLS = members{
 	"address": "metrics.example:15000", "tcpKeepalive": members{"probes": 3, "time": "10s", "interval": "5s"},
-	"tlsSettings": members{"mode": "MUTUAL", "sni": "m.example", "subjectAltNames": []string{"spiffe://m"}, "caCertificates": "/c/ca.pem",
-		"clientCertificate": "/c/cert.pem", "privateKey": "/c/key.pem"},
+	"tlsSettings": members{
+		"mode": "MUTUAL", "sni": "m.example", "subjectAltNames": []string{"spiffe://m"}, "caCertificates": "/c/ca.pem",
+		"clientCertificate": "/c/cert.pem", "privateKey": "/c/key.pem",
+	},
 }
 
 var bootstrapCases = []bootstrapCase{
 	{name: "as injected"},
 	{name: "zipkin", proxy: members{"tracing": members{"zipkin": members{"address": "zipkin.example:9411"}}}},
-	{name: "zipkin with TLS", proxy: members{"tracing": members{"zipkin": members{"address": "$(HOST_IP):9411"},
-		"tlsSettings": members{"mode": "SIMPLE", "caCertificates": "/c/ca.pem", "sni": "z.example"}}}},
-	{name: "zipkin in the mesh", proxy: members{"tracing": members{"zipkin": members{"address": "zipkin.example:9411"},
-		"tlsSettings": members{"mode": "ISTIO_MUTUAL", "subjectAltNames": []string{"spiffe://z"}}}}},
+	{name: "zipkin with TLS", proxy: members{"tracing": members{
+		"zipkin":      members{"address": "$(HOST_IP):9411"},
+		"tlsSettings": members{"mode": "SIMPLE", "caCertificates": "/c/ca.pem", "sni": "z.example"},
+	}}},
+	{name: "zipkin in the mesh", proxy: members{"tracing": members{
+		"zipkin":      members{"address": "zipkin.example:9411"},
+		"tlsSettings": members{"mode": "ISTIO_MUTUAL", "subjectAltNames": []string{"spiffe://z"}},
+	}}},
 	{name: "datadog", proxy: members{"tracing": members{"datadog": members{"address": "10.9.9.9:8126"}}}},
-	{name: "a tracer that is gone", proxy: members{"tracing": members{"lightstep": members{"address": "l.example:443", "accessToken": "t"}}},
-		refused: map[string]string{"pilot-agent's": "Envoy has no such tracer any more"}},
-	{name: "sinks", proxy: members{"statsdUdpAddress": "10.9.9.9:8125", "envoyMetricsService": members{"address": "metrics.example:15000"},
-		"envoyAccessLogService": remoteTLS}},
-	{name: "sinks in the mesh", proxy: members{"envoyMetricsService": members{"address": "metrics.example:15000",
-		"tlsSettings": members{"mode": "ISTIO_MUTUAL"}}, "envoyAccessLogService": members{"address": "als.example:15000",
-		"tlsSettings": members{"mode": "SIMPLE", "caCertificates": "/c/ca.pem"}}},
-		env: map[string]string{"ISTIO_META_TLS_CLIENT_ROOT_CERT": "/c/other.pem"}},
-	{name: "chosen statistics", proxy: members{"proxyStatsMatcher": members{"inclusionPrefixes": []string{"cluster.outbound", "http.0.0.0.0_"},
-		"inclusionSuffixes": []string{"upstream_rq_timeout"}, "inclusionRegexps": []string{"listener\\..*"}}, "extraStatTags": []string{"team", "tier"}}},
+	{
+		name: "a tracer that is gone", proxy: members{"tracing": members{"lightstep": members{"address": "l.example:443", "accessToken": "t"}}},
+		refused: map[string]string{"pilot-agent's": "Envoy has no such tracer any more"},
+	},
+	{name: "sinks", proxy: members{
+		"statsdUdpAddress": "10.9.9.9:8125", "envoyMetricsService": members{"address": "metrics.example:15000"},
+		"envoyAccessLogService": remoteTLS,
+	}},
+	{
+		name: "sinks in the mesh", proxy: members{"envoyMetricsService": members{
+			"address":     "metrics.example:15000",
+			"tlsSettings": members{"mode": "ISTIO_MUTUAL"},
+		}, "envoyAccessLogService": members{
+			"address":     "als.example:15000",
+			"tlsSettings": members{"mode": "SIMPLE", "caCertificates": "/c/ca.pem"},
+		}},
+		env: map[string]string{"ISTIO_META_TLS_CLIENT_ROOT_CERT": "/c/other.pem"},
+	},
+	{name: "chosen statistics", proxy: members{"proxyStatsMatcher": members{
+		"inclusionPrefixes": []string{"cluster.outbound", "http.0.0.0.0_"},
+		"inclusionSuffixes": []string{"upstream_rq_timeout"}, "inclusionRegexps": []string{"listener\\..*"},
+	}, "extraStatTags": []string{"team", "tier"}}},
 	{name: "annotated statistics", proxy: members{"proxyStatsMatcher": members{"inclusionPrefixes": []string{"gone"}}}, annotations: map[string]string{
 		"sidecar.istio.io/statsInclusionPrefixes": "cluster.outbound,cluster.inbound", "sidecar.istio.io/statsInclusionSuffixes": "rq_timeout",
 		"sidecar.istio.io/statsInclusionRegexps": "a.*b", "sidecar.istio.io/extraStatTags": "one,two",
 		"sidecar.istio.io/statsHistogramBuckets": `{"istiocustom":[1,5,10],"cluster":[2,4]}`,
 		"sidecar.istio.io/statsFlushInterval":    "10s", "sidecar.istio.io/statsEvictionInterval": "20s",
 	}},
-	{name: "runtime values", proxy: members{"runtimeValues": members{"a.b": "1", "c.d": "true", "re2.max_program_size.error_level": "",
-		"overload.global_downstream_max_connections": "5000"}},
-		env: map[string]string{"HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED": "false"}},
+	{
+		name: "runtime values", proxy: members{"runtimeValues": members{
+			"a.b": "1", "c.d": "true", "re2.max_program_size.error_level": "",
+			"overload.global_downstream_max_connections": "5000",
+		}},
+		env: map[string]string{"HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED": "false"},
+	},
 	{name: "concurrency, drain, ports", args: []string{"--concurrency", "3", "--outlierLogPath", "/dev/null"}, env: map[string]string{
 		"ENVOY_STATUS_PORT": "16021", "ENVOY_PROMETHEUS_PORT": "16090", "EXIT_ON_ZERO_ACTIVE_CONNECTIONS": "true",
-	}, proxy: members{"drainDuration": "7s", "terminationDrainDuration": "11s", "proxyAdminPort": 16000, "statusPort": 16020, "statNameLength": 300,
-		"serviceCluster": "edge"}},
-	{name: "secure metrics", env: map[string]string{"ENVOY_SECURE_METRICS_PORT": "15091", "ENVOY_SECURE_MERGED_METRICS_PORT": "15092"},
-		proxy: members{"statsCompression": false}},
-	{name: "what istiod reads", proxy: members{"gatewayTopology": members{"numTrustedProxies": 2}, "proxyHeaders": members{"server": members{"disabled": true}},
+	}, proxy: members{
+		"drainDuration": "7s", "terminationDrainDuration": "11s", "proxyAdminPort": 16000, "statusPort": 16020, "statNameLength": 300,
+		"serviceCluster": "edge",
+	}},
+	{
+		name: "secure metrics", env: map[string]string{"ENVOY_SECURE_METRICS_PORT": "15091", "ENVOY_SECURE_MERGED_METRICS_PORT": "15092"},
+		proxy: members{"statsCompression": false},
+	},
+	{name: "what istiod reads", proxy: members{
+		"gatewayTopology": members{"numTrustedProxies": 2}, "proxyHeaders": members{"server": members{"disabled": true}},
 		"privateKeyProvider": members{"cryptomb": members{"pollDelay": "1ms"}}, "caCertificatesPem": []string{"x"},
-		"tracing": members{"sampling": 5.0, "maxPathTagLength": 10}}},
-	{name: "behind a load balancer", env: map[string]string{"ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL": "true", "ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS": "777"},
-		proxy: members{"proxyMetadata": members{"ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS": "777", "METRICS_LOCALHOST_ACCESS_ONLY": "true"}}},
-	{name: "zones", env: map[string]string{"ISTIO_META_ENABLE_SELF_DISCOVERY": "true", "ISTIO_METAJSON_LABELS": `{"istio-locality":"eu.eu-1.rack7"}`},
-		proxy: members{"tracingServiceName": "CANONICAL_NAME_ONLY"}},
+		"tracing": members{"sampling": 5.0, "maxPathTagLength": 10},
+	}},
+	{
+		name: "behind a load balancer", env: map[string]string{"ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL": "true", "ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS": "777"},
+		proxy: members{"proxyMetadata": members{"ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS": "777", "METRICS_LOCALHOST_ACCESS_ONLY": "true"}},
+	},
+	{
+		name: "zones", env: map[string]string{"ISTIO_META_ENABLE_SELF_DISCOVERY": "true", "ISTIO_METAJSON_LABELS": `{"istio-locality":"eu.eu-1.rack7"}`},
+		proxy: members{"tracingServiceName": "CANONICAL_NAME_ONLY"},
+	},
 	{name: "load reports", env: map[string]string{"ISTIO_META_LOAD_STATS_CONFIG_JSON": `{"api_type":"GRPC","transport_api_version":"V3","grpc_services":[{"envoy_grpc":{"cluster_name":"xds-grpc"}}]}`}},
 	{name: "ambient", env: map[string]string{"ISTIO_META_ENABLE_HBONE": "true"}, refused: map[string]string{"pilot-agent's": "only Istio's Envoy has this extension"}},
-	{name: "two families", ethernet: "fd00::5", env: map[string]string{"ISTIO_DUAL_STACK": "true"},
-		proxy: members{"tracing": members{"zipkin": members{"address": "zipkin.example:9411"}}}},
+	{
+		name: "two families", ethernet: "fd00::5", env: map[string]string{"ISTIO_DUAL_STACK": "true"},
+		proxy: members{"tracing": members{"zipkin": members{"address": "zipkin.example:9411"}}},
+	},
 	{name: "two families, not told"},
-	{name: "only IPv6", env: map[string]string{"INSTANCE_IP": sixth.pod, "ENVOY_SECURE_METRICS_PORT": "15091"},
-		proxy: members{"statsdUdpAddress": "[fd00::9]:8125", "envoyMetricsService": members{"address": "[fd00::9]:15000"}}},
+	{
+		name: "only IPv6", env: map[string]string{"INSTANCE_IP": sixth.pod, "ENVOY_SECURE_METRICS_PORT": "15091"},
+		proxy: members{"statsdUdpAddress": "[fd00::9]:8125", "envoyMetricsService": members{"address": "[fd00::9]:15000"}},
+	},
 }
 
 // difference is one that is meant.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -38,12 +39,10 @@ func TestPodListeners(t *testing.T) {
 		t.Fatalf("addresses of IPv6: %v", err)
 	}
 	c := newContainer(t)
-	for name, value := range map[string]string{
+	maps.Copy(c.env, map[string]string{
 		"ENVOY_SECURE_METRICS_PORT": podSecureEnvoy[1:], "ENVOY_SECURE_MERGED_METRICS_PORT": podSecureMetrics[1:], "ISTIO_DUAL_STACK": "true",
 		"ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL": "true", "ISTIO_META_GLOBAL_DOWNSTREAM_MAX_CONNECTIONS": "2",
-	} {
-		c.env[name] = value
-	}
+	})
 	c.proxy["terminationDrainDuration"] = "1s"
 	c.publish()
 	c.start()
