@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 )
 
 // The variables with which istiod tells an agent how to get a module.
@@ -150,8 +151,8 @@ func TestPullSecret(t *testing.T) {
 			t.Parallel()
 			reg, a, seen := startPrivateRegistry(t), newAgent(t), &transcript{}
 			a.env = []string{"DOCKER_CONFIG=" + t.TempDir()} // without credentials
-			reg.push("private:v1", helloModule(t, "v1"))
-			reg.push("private:v2", helloModule(t, "v2"))
+			reg.pushBytes("private:v1", wasmtest.SmallHello("v1"))
+			reg.pushBytes("private:v2", wasmtest.SmallHello("v2"))
 			with := func(name, uri string, env map[string]string) place {
 				return newPlace(t, plugin{name: name, value: "I am " + name, uri: reg.uri(uri), env: env})
 			}
@@ -243,7 +244,7 @@ func TestPluginThatEnvoyRejectsKeepsItsSecret(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			reg, a, seen := startPrivateRegistry(t), newAgent(t), &transcript{}
-			reg.push("private:v1", helloModule(t, "v1"))
+			reg.pushBytes("private:v1", wasmtest.SmallHello("v1"))
 			env := map[string]string{pullSecret: reg.dockerConfig(registrytest.Password), resourceVersion: "1"}
 			p := newPlace(t, plugin{name: "rejected", uri: reg.uri("private:v1"), value: `{"fail_configure": true}`, env: env})
 			cp := newControlPlane(t, seen.option())
@@ -271,7 +272,7 @@ func TestPullPolicyAlways(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			reg, a, seen := startRegistry(t), newAgent(t), &transcript{}
-			reg.push("moving:tag", helloModule(t, "v1"))
+			reg.pushBytes("moving:tag", wasmtest.SmallHello("v1"))
 			always := newPlace(t, plugin{name: "always", uri: reg.uri("moving:tag"), value: "always", env: map[string]string{pullPolicy: "Always", resourceVersion: "1"}})
 			present := newPlace(t, plugin{name: "present", uri: reg.uri("moving:tag"), value: "present", env: map[string]string{pullPolicy: "IfNotPresent", resourceVersion: "1"}})
 			origin := cluster("origin", startOrigin(t))
@@ -287,7 +288,7 @@ func TestPullPolicyAlways(t *testing.T) {
 				}
 			}
 
-			reg.push("moving:tag", helloModule(t, "v2"))
+			reg.pushBytes("moving:tag", wasmtest.SmallHello("v2"))
 			reg.proxy.Forget()
 			always.value, present.value = "changed", "changed" // the same version of the resource: the registry is not asked
 			set(cp)
@@ -315,7 +316,7 @@ func TestPullPolicyAlways(t *testing.T) {
 func TestDockerConfig(t *testing.T) {
 	t.Parallel()
 	reg, a, dir := startPrivateRegistry(t), newAgent(t), t.TempDir()
-	reg.push("private:v1", helloModule(t, "v1"))
+	reg.pushBytes("private:v1", wasmtest.SmallHello("v1"))
 	config := filepath.Join(dir, "config.json")
 	writeFile(t, config, []byte(reg.dockerConfig("outdated-password")))
 	a.env = []string{"DOCKER_CONFIG=" + dir}

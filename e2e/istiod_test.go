@@ -13,6 +13,7 @@ import (
 
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
 )
 
@@ -157,7 +158,7 @@ func TestIstiod(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			reg := startPrivateRegistry(t)
-			reg.push("private:v1", helloModule(t, "v1"))
+			reg.pushBytes("private:v1", wasmtest.SmallHello("v1"))
 			m := newMesh(t, xdstest.IstiodConfig{})
 			const reference = "kubernetes://ingress/regcred"
 			m.istiod.SetPullSecret(reference, []byte(reg.dockerConfig(registrytest.Password)+"\n"))
@@ -208,7 +209,7 @@ func TestIstiodSecrets(t *testing.T) {
 			m := newMesh(t, xdstest.IstiodConfig{})
 			const name = "kubernetes://gw-cert"
 			reg := startRegistry(t)
-			reg.push("hello:v1", helloModule(t, "v1"))
+			reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 			p := istioPlugin("hello", reg.uri("hello:v1"), "x", "1")
 			g := gateway{address: freeAddress(t), origin: startOrigin(t), secret: name, plugins: []plugin{p}}
 			m.set(g.items()...)
@@ -304,7 +305,7 @@ func TestIstiodStreamsGrowOld(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			reg := startRegistry(t)
-			reg.push("hello:v1", helloModule(t, "v1"))
+			reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 			p := newPod(t)
 			p.proxyConfig["proxyStatsMatcher"] = map[string]any{"inclusionPrefixes": []string{"wasm"}}
 			plain := gateway{address: freeAddress(t), origin: p.gateway.origin, header: "one", plugins: []plugin{istioPlugin("hello", reg.uri("hello:v1"), "kept", "1")}}

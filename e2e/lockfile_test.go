@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 )
 
 // TestLockfileDecidesWhatATagMeans: the tag has moved, the lockfile has not; then an edit of the lockfile alone brings the new module.
@@ -19,9 +21,9 @@ func TestLockfileDecidesWhatATagMeans(t *testing.T) {
 			t.Fatalf("wasm pull --lockfile: exit code %d, stdout %q, stderr %q", code, out, errs)
 		}
 	}
-	reg.push("hello:tag", helloModule(t, "v1"))
+	reg.pushBytes("hello:tag", wasmtest.SmallHello("v1"))
 	update()
-	reg.push("hello:tag", helloModule(t, "v2"))
+	reg.pushBytes("hello:tag", wasmtest.SmallHello("v2"))
 	reg.proxy.Forget()
 
 	address := freeAddress(t)

@@ -50,7 +50,7 @@ func TestFailureMatrix(t *testing.T) {
 	t.Parallel()
 	reg, private, a := startRegistry(t), startPrivateRegistry(t), newAgent(t)
 	a.env = []string{"DOCKER_CONFIG=" + t.TempDir()}
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	neighbour := newPlace(t, plugin{name: "neighbour", uri: reg.uri("hello:v1"), value: "unharmed"})
 	places, reasons := []place{neighbour}, map[string]string{}
 	all := causes(t, reg, private)

@@ -185,7 +185,7 @@ func (a *agent) wantStats(want map[string]string) {
 func TestAgentsShareAStore(t *testing.T) {
 	t.Parallel()
 	reg, store := startRegistry(t), t.TempDir()
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	agents, places := []*agent{newAgent(t), newAgent(t)}, []place{}
 	for i, a := range agents {
 		p := newPlace(t, plugin{name: "hello", uri: reg.uri("hello:v1"), value: fmt.Sprint("agent ", i)})
@@ -217,7 +217,7 @@ func TestAgentsShareAStore(t *testing.T) {
 func TestSecondAgentInADataDirectory(t *testing.T) {
 	t.Parallel()
 	reg, first, second := startRegistry(t), newAgent(t), newAgent(t)
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	mine := newPlace(t, plugin{name: "guard", uri: reg.uri("hello:v1"), value: "mine"})
 	other := newPlace(t, plugin{name: "guard", uri: reg.uri("missing:v1"), value: "other"})
 	data := filepath.Join(first.dir, "data")

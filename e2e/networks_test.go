@@ -12,6 +12,7 @@ import (
 
 	"github.com/gateway-agent/gateway-agent/internal/registrytest"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 )
 
 // mirrorForms are the three ways to write that a registry, which cannot be resolved, has an empty mirror and then a real one.
@@ -20,18 +21,20 @@ var mirrorForms = map[string]func(dir, empty, full string) (files map[string]str
 		return map[string]string{"registries.yaml": fmt.Sprintf("registry.invalid:\n  mirrors: [%q, %q]\n", empty, full)}, "registries.yaml"
 	},
 	"containerd": func(dir, empty, full string) (map[string]string, string) {
-		text := "server = \"https://registry.invalid\"\n"
+		var text strings.Builder
+		text.WriteString("server = \"https://registry.invalid\"\n")
 		for _, host := range []string{empty, full} {
-			text += fmt.Sprintf("[host.\"http://%s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", host)
+			text.WriteString(fmt.Sprintf("[host.\"http://%s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", host))
 		}
-		return map[string]string{"certs.d/registry.invalid/hosts.toml": text}, "certs.d"
+		return map[string]string{"certs.d/registry.invalid/hosts.toml": text.String()}, "certs.d"
 	},
 	"containers": func(dir, empty, full string) (map[string]string, string) {
-		text := "[[registry]]\nlocation = \"registry.invalid\"\n"
+		var text strings.Builder
+		text.WriteString("[[registry]]\nlocation = \"registry.invalid\"\n")
 		for _, host := range []string{empty, full} {
-			text += fmt.Sprintf("[[registry.mirror]]\nlocation = %q\ninsecure = true\n", host)
+			text.WriteString(fmt.Sprintf("[[registry.mirror]]\nlocation = %q\ninsecure = true\n", host))
 		}
-		return map[string]string{"registries.conf": text}, "registries.conf"
+		return map[string]string{"registries.conf": text.String()}, "registries.conf"
 	},
 }
 
@@ -49,7 +52,7 @@ func writeFiles(t *testing.T, dir string, files map[string]string) {
 func TestMirrors(t *testing.T) {
 	t.Parallel()
 	empty, full := registrytest.New(t), startRegistry(t)
-	full.push("team/hello:v1", helloModule(t, "v1"))
+	full.pushBytes("team/hello:v1", wasmtest.SmallHello("v1"))
 	for name, form := range mirrorForms {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -135,7 +138,7 @@ func TestPrivateCA(t *testing.T) {
 func TestPlainRegistryNeedsAsking(t *testing.T) {
 	t.Parallel()
 	reg, a, dir := startPrivateRegistry(t), newAgent(t), t.TempDir()
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	_, port, _ := net.SplitHostPort(reg.proxy.Addr)
 	address := net.JoinHostPort("plain.internal", port)
 	config := strings.ReplaceAll(reg.dockerConfig(registrytest.Password), reg.proxy.Addr, address)
@@ -159,8 +162,8 @@ func TestPlainRegistryNeedsAsking(t *testing.T) {
 func TestKubeletCredentialProvider(t *testing.T) {
 	t.Parallel()
 	reg, a, dir, seen := startPrivateRegistry(t), newAgent(t), t.TempDir(), &transcript{}
-	reg.push("private:v1", helloModule(t, "v1"))
-	reg.push("private:v2", helloModule(t, "v2"))
+	reg.pushBytes("private:v1", wasmtest.SmallHello("v1"))
+	reg.pushBytes("private:v2", wasmtest.SmallHello("v2"))
 	calls := filepath.Join(dir, "calls")
 	writeFiles(t, dir, map[string]string{
 		"providers.yaml": fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1
@@ -215,7 +218,7 @@ func TestRefresh(t *testing.T) {
 			t.Parallel()
 			const interval = time.Second
 			reg, a := startRegistry(t), newAgent(t)
-			reg.push("moving:tag", helloModule(t, "v1"))
+			reg.pushBytes("moving:tag", wasmtest.SmallHello("v1"))
 			p := newPlace(t, plugin{name: "moving", uri: reg.uri("moving:tag"), value: "moved"})
 			startPlaces(t, a, mode, []place{p}, "--wasm-refresh", interval.String())
 			version := func(want string) error { return wantHeader("http://"+p.address+"/", "x-hello-version", want) }
@@ -235,7 +238,7 @@ func TestRefresh(t *testing.T) {
 			if n := len(reg.proxy.Requests("/blobs/")); n > 0 {
 				t.Errorf("an unchanged tag: %d blobs were asked for", n)
 			}
-			reg.push("moving:tag", helloModule(t, "v2"))
+			reg.pushBytes("moving:tag", wasmtest.SmallHello("v2"))
 			took := a.eventually(compiled, "the moved tag is live", func() error { return version("v2") })
 			t.Logf("live after %v", took)
 		})
@@ -257,7 +260,7 @@ func (a *agent) mustWasm(command string, args ...string) string {
 func TestSiteWithoutNetwork(t *testing.T) {
 	t.Parallel()
 	reg, here, there, dir := startRegistry(t), newAgent(t), newAgent(t), t.TempDir()
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	lockfile, archive := filepath.Join(dir, "modules.lock"), filepath.Join(dir, "modules.tar")
 	here.mustWasm("pull", "--lockfile", lockfile, reg.uri("hello:v1"))
 	here.mustWasm("export", "--lockfile", lockfile, "--to", archive)

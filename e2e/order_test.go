@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/wasmtest"
 )
 
 const (
@@ -97,8 +99,8 @@ func sources(t *testing.T, a *agent) []source {
 func TestRapidPushesEndInTheLast(t *testing.T) {
 	t.Parallel()
 	reg := startRegistry(t)
-	reg.push("hello:v1", helloModule(t, "v1"))
-	reg.push("hello:v2", helloModule(t, "v2"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
+	reg.pushBytes("hello:v2", wasmtest.SmallHello("v2"))
 	for i := range 2 {
 		for _, mode := range modes {
 			a := newAgent(t)
@@ -157,7 +159,7 @@ exec "` + envoyBinary + `" "$@"
 func TestListenerChurn(t *testing.T) {
 	t.Parallel()
 	reg := startRegistry(t)
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -201,7 +203,7 @@ func TestListenerChurn(t *testing.T) {
 func TestTwoListenersShareAPlugin(t *testing.T) {
 	t.Parallel()
 	reg := startRegistry(t)
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -238,7 +240,7 @@ func TestTwoListenersShareAPlugin(t *testing.T) {
 func TestPluginRemovedUpstream(t *testing.T) {
 	t.Parallel()
 	reg := startRegistry(t)
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

@@ -73,7 +73,7 @@ func TestResourceThatIsNeverSent(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			reg, a := startRegistry(t), newAgent(t)
-			reg.push("hello:v1", helloModule(t, "v1"))
+			reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 			reg.push("netcount:v1", wasmtest.Plugin(t, "netcount"))
 			late := newPlace(t, plugin{name: "late", uri: reg.uri("hello:v1"), value: "at last"})
 			lateWasm := newPlace(t, plugin{name: "late-wasm", uri: reg.uri("hello:v1"), value: "at last"}, wasmType)

@@ -119,6 +119,7 @@ func truncated(t *testing.T, file string) []byte {
 }
 
 func TestBrokenUpdateKeepsTheOldVersion(t *testing.T) {
+	t.Parallel()
 	for i, broken := range brokenUpdates {
 		t.Run(broken.name, func(t *testing.T) {
 			t.Parallel()
@@ -178,22 +179,24 @@ func TestNeverWorkedFollowsThePolicyThenHeals(t *testing.T) {
 			t.Parallel()
 			reg := startRegistry(t)
 			for _, repo := range []string{"closed", "open", "neighbour"} {
-				reg.push(repo+":v1", helloModule(t, "v1"))
+				reg.pushBytes(repo+":v1", wasmtest.SmallHello("v1"))
 			}
 			reg.fail("/v2/closed/", 503)
 			reg.fail("/v2/open/", 503)
 			closed := plugin{name: "closed", uri: reg.uri("closed:v1"), value: "closed", policy: "FAIL_CLOSED"}
 			open := plugin{name: "open", uri: reg.uri("open:v1"), value: "open", policy: "FAIL_OPEN"}
 			neighbour := plugin{name: "neighbour", uri: reg.uri("neighbour:v1"), value: "neighbour"}
-			a := newAgent(t)
+			a, limit, args := newAgent(t), 65*time.Second, []string{"--xds-mode", mode, "--wasm-hold", "3s"}
+			if mode == "sotw" { // the other one waits as long as agents do by default
+				limit, args = 12*time.Second, append(args, "--wasm-retry-max", "8s")
+			}
 			addresses := []string{freeAddress(t), freeAddress(t), freeAddress(t)}
 			start := time.Now()
 			a.startConfig(map[string]string{"all.yaml": resources(
 				listener("closed", addresses[0], closed.discovered()),
 				listener("open", addresses[1], open.discovered()),
 				listener("neighbour", addresses[2], neighbour.discovered()),
-				cluster("origin", startOrigin(t)), closed.extension(), open.extension(), neighbour.extension())},
-				"--xds-mode", mode, "--wasm-hold", "3s")
+				cluster("origin", startOrigin(t)), closed.extension(), open.extension(), neighbour.extension())}, args...)
 			for i, want := range []error{wantCode("http://"+addresses[0]+"/", 403), wantCode("http://"+addresses[1]+"/", 200)} {
 				if want != nil {
 					t.Errorf("policy %d: %v", i, want)
@@ -205,7 +208,7 @@ func TestNeverWorkedFollowsThePolicyThenHeals(t *testing.T) {
 			time.Sleep(15*time.Second - time.Since(start))
 			reg.heal()
 			for i, name := range []string{"closed", "open"} {
-				took := a.eventually(65*time.Second, name+" heals", func() error { return wantHeader("http://"+addresses[i]+"/", "x-hello", name) })
+				took := a.eventually(limit, name+" heals", func() error { return wantHeader("http://"+addresses[i]+"/", "x-hello", name) })
 				t.Logf("%s answered %v after the registry was back", name, took)
 			}
 		})
@@ -218,10 +221,10 @@ func TestSlowModuleDelaysNothingElse(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			reg := startRegistry(t)
-			reg.push("slow:v1", helloModule(t, "v1"))
-			reg.push("slow:v2", helloModule(t, "v2"))
-			reg.push("quick:v1", helloModule(t, "v1"))
-			reg.push("quick:v2", helloModule(t, "v2"))
+			reg.pushBytes("slow:v1", wasmtest.SmallHello("v1"))
+			reg.pushBytes("slow:v2", wasmtest.SmallHello("v2"))
+			reg.pushBytes("quick:v1", wasmtest.SmallHello("v1"))
+			reg.pushBytes("quick:v2", wasmtest.SmallHello("v2"))
 			slow := plugin{name: "slow", uri: reg.uri("quick:v1"), value: "a"}
 			quick := plugin{name: "quick", uri: reg.uri("quick:v1"), value: "b"}
 			a, origin := newAgent(t), startOrigin(t)
@@ -252,7 +255,7 @@ func TestRestartWithTheRegistryDown(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			reg := startRegistry(t)
-			reg.push("hello:v1", helloModule(t, "v1"))
+			reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 			a, url := gatewayOf(t, plugin{name: "hello", uri: reg.uri("hello:v1"), value: "stored"}, "--xds-mode", mode)
 			reg.stop()
 			a.kill()
@@ -270,7 +273,7 @@ func TestPluginThatEnvoyRejects(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			reg := startRegistry(t)
-			reg.push("hello:v1", helloModule(t, "v1"))
+			reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 			good := plugin{name: "hello", uri: reg.uri("hello:v1"), value: "good"}
 			bad := good
 			bad.value = `{"fail_configure": true}`
@@ -318,7 +321,7 @@ func killersNeverReachEnvoy(t *testing.T, mode string) {
 		"start": wasmtest.HostCallInStart(), "memory": wasmtest.NoMemory(), "tag": wasmtest.TagImport(),
 	}
 	reg := startRegistry(t)
-	reg.push("hello:v1", helloModule(t, "v1"))
+	reg.pushBytes("hello:v1", wasmtest.SmallHello("v1"))
 	good := plugin{name: "good", uri: reg.uri("hello:v1"), value: "good"}
 	address := freeAddress(t)
 	items := []string{listener("good", address, good.discovered()), good.extension(), cluster("origin", startOrigin(t))}

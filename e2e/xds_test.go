@@ -20,6 +20,7 @@ func TestControlPlaneRestartUnderLoad(t *testing.T) {
 	reg.push("hello:v2", helloModule(t, "v2"))
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			p := plugin{name: "hello", uri: reg.uri("hello:v1"), value: "before"}
 			cp, a, address, origin := newControlPlane(t), newAgent(t), freeAddress(t), startOrigin(t)
 			url := "http://" + address + "/"

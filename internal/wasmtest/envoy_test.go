@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -75,6 +76,33 @@ func TestHelloSetsHeaders(t *testing.T) {
 		if got := response.Header.Get("x-hello-version"); got != "v2" {
 			t.Errorf("configuration %q: x-hello-version %q, want v2", tt.configuration, got)
 		}
+	}
+}
+
+func TestSmallHelloIsLikeHello(t *testing.T) {
+	plugin := filepath.Join(t.TempDir(), "small.wasm")
+	if err := os.WriteFile(plugin, wasmtest.SmallHello("v2"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	configurations := []string{"", "good day", "other"}
+	addresses := wasmtest.ServeEach(t, wasmtest.HTTP, plugin, configurations...)
+	for range 3 {
+		for i, want := range []string{"v2", "good day", "other"} {
+			response, err := http.Get("http://" + addresses[i] + "/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if got := response.Header.Get("x-hello"); response.StatusCode != 200 || got != want {
+				t.Errorf("configuration %q: status %d, x-hello %q, want 200, %q", configurations[i], response.StatusCode, got, want)
+			}
+			if got := response.Header.Get("x-hello-version"); got != "v2" {
+				t.Errorf("configuration %q: x-hello-version %q, want v2", configurations[i], got)
+			}
+		}
+	}
+	if got := wasmtest.LoadFile(t, plugin, `{"fail_configure": true}`); got.Accepted || got.Killed {
+		t.Errorf("fail_configure: accepted %t, killed %t, want neither", got.Accepted, got.Killed)
 	}
 }
 
