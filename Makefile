@@ -29,7 +29,7 @@ test: ## everything: unit tests with -race, then a real Envoy, registry and plug
 .PHONY: beside
 beside: build tools
 	@nice -n 19 $(MAKE) --no-print-directory envoys istio .tools/image
-	@CGO_ENABLED=0 nice -n 19 $(GO) test -c $(PLAIN) -o /dev/null ./e2e
+	@out=$$(CGO_ENABLED=0 nice -n 19 $(GO) test $(PLAIN) -exec true ./e2e 2>&1) || { echo "$$out"; exit 1; }
 
 .PHONY: unit
 unit: tools
