@@ -56,6 +56,7 @@ type CA struct {
 	extra    []*testca.CA // roots in its answers beside the signer's
 	refuse   error
 	delay    time.Duration
+	ahead    time.Duration // of everybody else's clock
 	mangle   func(chain []string) []string
 	own      *tls.Certificate // of its server
 	requests []CARequest
@@ -159,6 +160,13 @@ func (ca *CA) Delay(d time.Duration) {
 	ca.mu.Lock()
 	defer ca.mu.Unlock()
 	ca.delay = d
+}
+
+// Ahead sets the clock that certificates are dated by, before that of everybody else.
+func (ca *CA) Ahead(d time.Duration) {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	ca.ahead = d
 }
 
 // Mangle changes every answer before it goes out; nil: none.
@@ -328,7 +336,7 @@ func (ca *CA) signLocked(r *CARequest) ([]string, error) {
 	if life <= 0 {
 		life = caLife
 	}
-	leaf := testca.Leaf{Nameless: true, Hosts: []string{ca.cfg.ID}, NotBefore: r.At.Add(-caBackdate), NotAfter: r.At.Add(life)}
+	leaf := testca.Leaf{Nameless: true, Hosts: []string{ca.cfg.ID}, NotBefore: r.At.Add(ca.ahead - caBackdate), NotAfter: r.At.Add(ca.ahead + life)}
 	_, text, err := ca.signer.Sign(r.CSR.PublicKey, leaf)
 	if err != nil {
 		return nil, err

@@ -110,10 +110,24 @@ func (w *Workload) ask(ctx context.Context) outcome {
 		return outcome{err: err}
 	}
 	got, err := check(chain, key, text, w.id, time.Now())
+	if err == nil {
+		err = w.gap(got)
+	}
 	if err != nil {
 		return outcome{err: fmt.Errorf("what %s answers cannot be used: %w", w.cfg.Authority, err)}
 	}
 	return outcome{got: got}
+}
+
+// gap says why a certificate that is not valid yet is no replacement: the one in force would end before. The server holds any other until it is
+// valid; while none is in force, it may be our clock that is wrong, and everybody else's that counts.
+func (w *Workload) gap(c *credential) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if own := w.tlsLocked(time.Now()); own == nil || c.leaf.NotBefore.Before(w.current.ends) {
+		return nil
+	}
+	return c.early
 }
 
 // look notices that files have changed.

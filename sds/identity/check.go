@@ -29,6 +29,7 @@ type credential struct {
 	keyPEM  []byte
 	issued  time.Time // when we got it; NotBefore is earlier, because authorities backdate
 	ends    time.Time // when the first certificate between leaf and root ends
+	early   error     // it is not valid yet, by our clock
 	remarks []string  // what is odd about it and no reason to refuse it
 }
 
@@ -83,11 +84,12 @@ func (c *credential) verify(id *url.URL, now time.Time) error {
 	if !ok || !public.Equal(c.key.Public()) {
 		return errors.New("the first certificate is not for the key of the request")
 	}
-	switch {
-	case now.Add(skew).Before(c.leaf.NotBefore):
-		return fmt.Errorf("the certificate is not valid before %s, it is %s here: one of the clocks is wrong", stamp(c.leaf.NotBefore), stamp(now))
-	case !now.Before(c.leaf.NotAfter):
+	if !now.Before(c.leaf.NotAfter) {
 		return fmt.Errorf("the certificate has expired at %s, it is %s here", stamp(c.leaf.NotAfter), stamp(now))
+	}
+	if now.Add(skew).Before(c.leaf.NotBefore) {
+		c.early = fmt.Errorf("the certificate is not valid before %s, it is %s here: one of the clocks is wrong", stamp(c.leaf.NotBefore), stamp(now))
+		c.remarks = append(c.remarks, c.early.Error())
 	}
 	if err := c.checkID(id); err != nil {
 		return err

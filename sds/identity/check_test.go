@@ -86,7 +86,7 @@ func TestCheck(t *testing.T) {
 		"somebody else's key":     {answer: []string{sign(root, testca.NewKey(t, testca.P256).Public(), testca.Leaf{}), r}, want: "not for the key of the request"},
 		"wrong order":             {answer: []string{r, good}, want: "not for the key of the request"},
 		"expired":                 {answer: []string{sign(root, key.Public(), testca.Leaf{NotAfter: now.Add(-time.Second)}), r}, want: "has expired at"},
-		"far in the future":       {answer: []string{sign(root, key.Public(), testca.Leaf{NotBefore: now.Add(2 * time.Hour)}), r}, want: "one of the clocks is wrong"},
+		"far in the future":       {answer: []string{sign(root, key.Public(), testca.Leaf{NotBefore: now.Add(2 * time.Hour)}), r}, chain: 1, roots: 1, remark: "one of the clocks is wrong"},
 		"another root":            {answer: []string{good, o}, want: "does not lead to the root"},
 		"intermediate left out":   {answer: []string{below, r}, want: "does not lead to the root"},
 		"another account":         {answer: []string{sign(root, key.Public(), testca.Leaf{Hosts: []string{"spiffe://cluster.local/ns/ingress/sa/x"}}), r}, want: "are namespace and service account"},

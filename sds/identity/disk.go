@@ -141,6 +141,9 @@ func (w *Workload) revive(k *kept, now time.Time) (*credential, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.early != nil {
+		return nil, c.early
+	}
 	if !k.Issued.IsZero() && !k.Issued.Before(c.leaf.NotBefore.Add(-skew)) && k.Issued.Before(c.leaf.NotAfter) {
 		c.issued = k.Issued
 	} else {

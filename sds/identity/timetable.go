@@ -49,10 +49,10 @@ func newTimetable(c *Config) timetable {
 }
 
 // due says whether a credential is to be renewed: by the wall clock, which may have jumped, or by the time this process has measured, which
-// stands still while the machine sleeps. One that the clock says is not valid yet is due too: the clock was set back, or was wrong.
+// stands still while the machine sleeps. One that was valid and is not valid yet is due too: the clock was set back, or was wrong.
 func due(c *credential, after time.Duration, now time.Time) bool {
 	wall := now.Round(0).Sub(c.issued.Round(0))
-	return wall >= after || now.Sub(c.issued) >= after || now.Add(skew).Before(c.leaf.NotBefore)
+	return wall >= after || now.Sub(c.issued) >= after || c.early == nil && now.Add(skew).Before(c.leaf.NotBefore)
 }
 
 // The stages of a certificate that is not renewed, by the share of its life that is left.
