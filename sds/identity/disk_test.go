@@ -70,6 +70,28 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// What the control plane says before the kept identity is read counts, not what it said before the restart.
+func TestRestartAfterTheControlPlaneSpoke(t *testing.T) {
+	bubble(t, xdstest.CAConfig{}, func(t *testing.T, r *rig) {
+		r.cfg.Keep = filepath.Join(t.TempDir(), "identity")
+		say := func(name string) func(*Workload) {
+			return func(w *Workload) {
+				if err := w.SetTrustBundle([]string{string(testca.New(t, name).PEM)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		w := r.run(say("before"))
+		synctest.Wait()
+		w.stop()
+		w = r.run(say("now"))
+		synctest.Wait()
+		if got := w.roots(t); got != "root now" || len(r.grants()) != 1 {
+			t.Errorf("roots %q after %d certificates, want what is kept, and what the control plane says now", got, len(r.grants()))
+		}
+	})
+}
+
 // A root file that changed while the agent was not running counts as changed.
 func TestRestartAfterRootChange(t *testing.T) {
 	bubble(t, xdstest.CAConfig{}, func(t *testing.T, r *rig) {

@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -19,6 +18,7 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 	"github.com/gateway-agent/gateway-agent/internal/upstream"
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
 	"github.com/gateway-agent/gateway-agent/sds/ca"
@@ -93,36 +93,19 @@ func (r *recorder) roots(t *testing.T) string {
 	}
 }
 
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
 // rig is a fake authority in memory, reached by the real client over TLS. It works inside a bubble.
 type rig struct {
 	*xdstest.CA
 	t           *testing.T
 	cfg         Config
-	log         *lockedBuffer
+	log         *testbuffer.Buffer
 	token, root string // files
 }
 
 func newRig(t *testing.T, cfg xdstest.CAConfig) *rig {
 	t.Helper()
 	cfg.ID, cfg.Tokens = testID, []string{"good"}
-	r := &rig{CA: xdstest.NewCA(t, cfg), t: t, log: &lockedBuffer{}}
+	r := &rig{CA: xdstest.NewCA(t, cfg), t: t, log: &testbuffer.Buffer{}}
 	dir := t.TempDir()
 	r.token, r.root = filepath.Join(dir, "token"), filepath.Join(dir, "root.pem")
 	r.write(r.token, []byte("good"))
@@ -158,14 +141,17 @@ type running struct {
 	stop func()
 }
 
-// run runs a Workload of the rig's configuration until the test ends or stop is called.
-func (r *rig) run() *running {
+// run runs a Workload of the rig's configuration until the test ends or stop is called; what is to be done before comes first.
+func (r *rig) run(before ...func(*Workload)) *running {
 	r.t.Helper()
 	w := &running{recorder: newRecorder()}
 	r.cfg.Server = w.recorder
 	var err error
 	if w.Workload, err = New(r.cfg); err != nil {
 		r.t.Fatal(err)
+	}
+	for _, do := range before {
+		do(w.Workload)
 	}
 	ctx, cancel := context.WithCancel(r.t.Context())
 	done := make(chan error, 1)
