@@ -69,6 +69,7 @@ var collections = map[string]struct{ apiVersion, path string }{
 	"Gateway":                  {"networking.istio.io/v1", "apis/networking.istio.io/v1/gateways"},
 	"VirtualService":           {"networking.istio.io/v1", "apis/networking.istio.io/v1/virtualservices"},
 	"ServiceEntry":             {"networking.istio.io/v1", "apis/networking.istio.io/v1/serviceentries"},
+	"Telemetry":                {"telemetry.istio.io/v1", "apis/telemetry.istio.io/v1/telemetries"},
 	"WasmPlugin":               {"extensions.istio.io/v1alpha1", "apis/extensions.istio.io/v1alpha1/wasmplugins"},
 }
 
@@ -76,6 +77,7 @@ var collections = map[string]struct{ apiVersion, path string }{
 func (k *kubeAPI) crds() {
 	for _, name := range []string{
 		"gateways.networking.istio.io", "virtualservices.networking.istio.io", "serviceentries.networking.istio.io", "wasmplugins.extensions.istio.io",
+		"telemetries.telemetry.istio.io",
 	} {
 		k.apply("CustomResourceDefinition", "", name, object{})
 	}

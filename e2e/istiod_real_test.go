@@ -67,6 +67,9 @@ func (m meshConfig) applyServers() {
 		server(podEdge, "https", object{"mode": "SIMPLE", "credentialName": "edge-cert"}),
 		server(podFiles, "https", object{"mode": "SIMPLE", "serverCertificate": "/etc/istio/pod/tls.crt", "privateKey": "/etc/istio/pod/tls.key"}),
 	}}})
+	m.kube.apply("Telemetry", "ingress", "no-istio-stats", object{"spec": object{ // Envoy is not Istio's build
+		"metrics": []object{{"overrides": []object{{"match": object{"metric": "ALL_METRICS"}, "disabled": true}}}},
+	}})
 	number, _ := strconv.Atoi(port(m.origin))
 	m.kube.apply("ServiceEntry", "ingress", "origin", object{"spec": object{
 		"hosts": []string{"origin.test"}, "location": "MESH_EXTERNAL", "resolution": "STATIC",

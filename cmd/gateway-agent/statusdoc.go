@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/gateway-agent/gateway-agent/dns"
@@ -89,7 +90,7 @@ func (g *gateway) readyChecks(context.Context) []status.Check {
 		}
 	}
 	ok, reason := g.relay.Ready(pid)
-	checks = append(checks, status.Check{Name: "configuration accepted", OK: ok, Reason: reason})
+	checks = append(checks, status.Check{Name: "configuration accepted", OK: ok, Reason: withRemedy(reason)})
 	if g.identity != nil {
 		reason := g.missingIdentity()
 		checks = append(checks, status.Check{Name: "identity", OK: reason == "", Reason: reason})
@@ -105,6 +106,14 @@ func (g *gateway) readyChecks(context.Context) []status.Check {
 		g.readyAfter.CompareAndSwap(0, int64(time.Since(g.started)))
 	}
 	return checks
+}
+
+// withRemedy says what to do about filters that istiod sends by default and Envoy has not.
+func withRemedy(reason string) string {
+	if strings.Contains(reason, "Didn't find a registered implementation for 'istio.") {
+		return reason + " (only Istio's build of Envoy has that: take an image with that one, or have istiod not send it, as docs/istio.md says)"
+	}
+	return reason
 }
 
 // missingIdentity says why Envoy, which wants the workload's certificate or roots, has not got them. Nothing that hangs on them works
