@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
 
@@ -24,7 +23,7 @@ type realIstiod struct {
 	dir     string
 	args    []string
 	env     []string
-	log     *testbuffer.Buffer
+	log     *lockedBuffer
 	process *exec.Cmd
 	done    chan struct{}
 }
@@ -32,7 +31,7 @@ type realIstiod struct {
 // newRealIstiod prepares one without starting it. What it signs with is between its workloads and ca.
 func newRealIstiod(t *testing.T, kube *kubeAPI, ca *testca.CA, secure, plain string) *realIstiod {
 	t.Helper()
-	i := &realIstiod{t: t, kube: kube, secure: secure, plain: plain, dir: t.TempDir(), log: &testbuffer.Buffer{}}
+	i := &realIstiod{t: t, kube: kube, secure: secure, plain: plain, dir: t.TempDir(), log: &lockedBuffer{}}
 	signer := ca.Sub(t, "istiod")
 	i.write("etc/cacerts/root-cert.pem", string(ca.PEM))
 	i.write("etc/cacerts/ca-cert.pem", string(signer.PEM))
