@@ -16,6 +16,8 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 )
 
 // Names of statistics as the istiod of this pilot-agent makes them.
@@ -106,7 +108,7 @@ func metricsOf(t *testing.T, b *bootstrapv3.Bootstrap, admin string) (metrics st
 	}
 	file := filepath.Join(t.TempDir(), "bootstrap.json")
 	writeFile(t, file, data)
-	out := &lockedBuffer{}
+	out := &testbuffer.Buffer{}
 	cmd := exec.Command(envoyBinary, "-c", file, "--disable-hot-restart", "-l", "error", "--concurrency", "2")
 	cmd.Stderr = out
 	if err := cmd.Start(); err != nil {

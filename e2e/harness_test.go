@@ -2,7 +2,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 )
 
 // Paths of what the suite runs; TestMain makes sure of them.
@@ -51,27 +52,9 @@ type agent struct {
 	conf    string   // its --config-dir, when it has one
 	status  string   // host:port
 	ready   string   // host:port of Envoy's readiness listener
-	log     *lockedBuffer
+	log     *testbuffer.Buffer
 	done    chan struct{}
 	exitErr error
-}
-
-// lockedBuffer collects a process's output.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 // newAgent prepares an agent without starting it. Its output is shown when the test fails.
@@ -81,7 +64,7 @@ func newAgent(t *testing.T) *agent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{t: t, dir: dir, status: freeAddress(t), ready: freeAddress(t), log: &lockedBuffer{}}
+	a := &agent{t: t, dir: dir, status: freeAddress(t), ready: freeAddress(t), log: &testbuffer.Buffer{}}
 	t.Cleanup(func() {
 		a.kill()
 		if t.Failed() {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 )
 
@@ -23,7 +24,7 @@ type realIstiod struct {
 	dir     string
 	args    []string
 	env     []string
-	log     *lockedBuffer
+	log     *testbuffer.Buffer
 	process *exec.Cmd
 	done    chan struct{}
 }
@@ -31,7 +32,7 @@ type realIstiod struct {
 // newRealIstiod prepares one without starting it. What it signs with is between its workloads and ca.
 func newRealIstiod(t *testing.T, kube *kubeAPI, ca *testca.CA, secure, plain string) *realIstiod {
 	t.Helper()
-	i := &realIstiod{t: t, kube: kube, secure: secure, plain: plain, dir: t.TempDir(), log: &lockedBuffer{}}
+	i := &realIstiod{t: t, kube: kube, secure: secure, plain: plain, dir: t.TempDir(), log: &testbuffer.Buffer{}}
 	signer := ca.Sub(t, "istiod")
 	i.write("etc/cacerts/root-cert.pem", string(ca.PEM))
 	i.write("etc/cacerts/ca-cert.pem", string(signer.PEM))

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
 )
 
@@ -77,7 +78,7 @@ func (d *duel) prepare(who contender, s surroundings) {
 	d.t.Helper()
 	d.clean()
 	d.tap.forget()
-	d.program, d.env, d.agent.log = []string{who.program}, maps.Clone(d.usual), &lockedBuffer{}
+	d.program, d.env, d.agent.log = []string{who.program}, maps.Clone(d.usual), &testbuffer.Buffer{}
 	for name, value := range s.env {
 		if d.env[name] = value; value == "-" {
 			delete(d.env, name)

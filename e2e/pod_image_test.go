@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 )
 
 // unpack makes a container's root of the image, as container runtimes do.
@@ -106,7 +108,7 @@ func TestPodImageAlone(t *testing.T) {
 	}
 	b := openImage(t, runtime.GOARCH)
 	space := os.Getenv(spaceVariable)
-	a := &agent{t: t, dir: space, status: "127.0.0.1:15020", log: &lockedBuffer{}}
+	a := &agent{t: t, dir: space, status: "127.0.0.1:15020", log: &testbuffer.Buffer{}}
 	t.Cleanup(func() {
 		a.kill()
 		if t.Failed() {

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 	"github.com/gateway-agent/gateway-agent/internal/testca"
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
 )
@@ -69,7 +70,7 @@ func newContainerFrom(t *testing.T, n network, image func(t *testing.T, root, ho
 	t.Helper()
 	space := os.Getenv(spaceVariable)
 	c := &container{
-		mesh:    &mesh{t: t, ca: testca.New(t, "cluster"), agent: &agent{t: t, dir: space, status: podStatus, ready: podReady, log: &lockedBuffer{}}},
+		mesh:    &mesh{t: t, ca: testca.New(t, "cluster"), agent: &agent{t: t, dir: space, status: podStatus, ready: podReady, log: &testbuffer.Buffer{}}},
 		volumes: filepath.Join(space, "volumes"), root: filepath.Join(space, "root"), program: []string{"/usr/local/bin/gateway-agent"},
 		proxy: map[string]any{}, origin: startOrigin(t), header: "one",
 	}

@@ -12,10 +12,12 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 )
 
 func TestLogLines(t *testing.T) {
-	var out syncBuffer
+	var out testbuffer.Buffer
 	log := slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	in := strings.Join([]string{
 		`{"time":"2026-11-21T12:26:38.081450+00:00","level":"info","logger":"main","thread":7,"src":"a.cc:1","msg":"one\n"}`,
@@ -81,7 +83,7 @@ func (s stuck) WithAttrs([]slog.Attr) slog.Handler { return s }
 // TestSlowLoggerDoesNotBlockEnvoy: what stands for Envoy writes far more than any pipe holds, then a file.
 func TestSlowLoggerDoesNotBlockEnvoy(t *testing.T) {
 	done := filepath.Join(t.TempDir(), "done")
-	var out syncBuffer
+	var out testbuffer.Buffer
 	h := stuck{slog.NewTextHandler(&out, nil), make(chan struct{})}
 	r := run(t, Config{
 		Path: script(t, `seq -f "line %.0f" 100000 >&2; touch `+done+`; exec sleep 60`), Bootstrap: "b", Admin: "/nonexistent",
@@ -101,7 +103,7 @@ func TestSlowLoggerDoesNotBlockEnvoy(t *testing.T) {
 }
 
 func TestStdoutIsPassedOn(t *testing.T) {
-	var out syncBuffer
+	var out testbuffer.Buffer
 	r := run(t, Config{Path: script(t, "echo access; exit 1"), Bootstrap: "b", Admin: "/nonexistent", Restarts: -1, Stdout: &out})
 	if err := r.await(5 * time.Second); err == nil || out.String() != "access\n" {
 		t.Errorf("Run = %v, stdout %q; want an error and `access`", err, out.String())

@@ -10,10 +10,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 )
 
 const envoyBinary = "../.tools/envoy"
@@ -165,13 +166,13 @@ type running struct {
 	stop context.CancelFunc
 	done chan struct{}
 	err  error
-	logs *syncBuffer
+	logs *testbuffer.Buffer
 }
 
 // run starts a Supervisor. The test's end stops it.
 func run(t *testing.T, c Config) *running {
 	t.Helper()
-	logs := &syncBuffer{}
+	logs := &testbuffer.Buffer{}
 	if c.Log == nil {
 		c.Log = slog.New(slog.NewTextHandler(logs, nil))
 	}
@@ -260,21 +261,4 @@ func script(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return file
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

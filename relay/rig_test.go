@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"bytes"
 	"log/slog"
 	"strings"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 	"github.com/gateway-agent/gateway-agent/internal/xdstest"
 )
 
@@ -23,24 +23,7 @@ type rig struct {
 	server *Server
 	engine *engine // nil: nothing is terminated
 	envoy  *xdstest.Envoy
-	log    *logBuffer
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	log    *testbuffer.Buffer
 }
 
 func newRig(t *testing.T, delta, terminate bool, change ...func(*Config)) *rig {
@@ -51,7 +34,7 @@ func newRig(t *testing.T, delta, terminate bool, change ...func(*Config)) *rig {
 // newRigWith makes one with another transcript, or with none.
 func newRigWith(t *testing.T, tr *xdstest.Transcript, delta, terminate bool, change ...func(*Config)) *rig {
 	t.Helper()
-	r := &rig{t: t, tr: tr, log: new(logBuffer)}
+	r := &rig{t: t, tr: tr, log: new(testbuffer.Buffer)}
 	t.Cleanup(func() {
 		if t.Failed() && tr != nil {
 			t.Logf("transcript:\n%s", r.tr)

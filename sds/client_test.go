@@ -1,7 +1,6 @@
 package sds
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -20,36 +19,21 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/gateway-agent/gateway-agent/internal/testbuffer"
 )
 
 // rig is a running Server with a client connection to it.
 type rig struct {
 	*Server
 	client secretv3.SecretDiscoveryServiceClient
-	log    *lockedBuffer
-}
-
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
+	log    *testbuffer.Buffer
 }
 
 // newServerRig works inside a synctest bubble with PollOnly set.
 func newServerRig(t *testing.T, cfg Config) *rig {
 	t.Helper()
-	r := &rig{log: &lockedBuffer{}}
+	r := &rig{log: &testbuffer.Buffer{}}
 	cfg.Log = slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	s, err := New(cfg)
 	if err != nil {
