@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -138,18 +139,21 @@ func TestSignWithCertificate(t *testing.T) {
 		own        bool   // one of the authority's
 		configured bool   // one of the authority's
 		good       bool
-		requests   int // that came: one whose certificate the authority does not know comes without it
+		requests   int    // that came: one whose certificate the authority does not know comes without it
+		stranger   string // name of the CA of what the authority does not know
 	}{
 		"no token":                     {own: true, good: true, requests: 1},
 		"stale token":                  {token: "stale", own: true, good: true, requests: 2},
 		"own unknown, configured good": {configured: true, good: true, requests: 2},
 		"neither good":                 {token: "stale", requests: 3},
+		// A certificate of an earlier root of the same name is shown, and ends the handshake.
+		"own of an earlier root, configured good": {configured: true, good: true, requests: 1, stranger: "root"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, xdstest.CAConfig{Tokens: []string{"good"}})
 			write(t, r.token, []byte(tc.token))
-			stranger := testca.New(t, "stranger")
+			stranger := testca.New(t, cmp.Or(tc.stranger, "stranger"))
 			pair := func(good bool) *tls.Certificate {
 				if good {
 					return r.pair(t, r.Signer())
@@ -175,6 +179,18 @@ func TestSignWithCertificate(t *testing.T) {
 	}
 }
 
+// What is not about who asks is not asked again in another way: an authority that is overloaded has enough to do.
+func TestAwayIsAskedOnce(t *testing.T) {
+	r := newRig(t, xdstest.CAConfig{Tokens: []string{"good"}})
+	r.Refuse(status.Error(codes.Unavailable, "overloaded"))
+	if _, err := r.sign(t, r.pair(t, r.Signer())); err == nil || strings.Contains(err.Error(), "own certificate") {
+		t.Errorf("Sign: %v; want the refusal of the token's request only", err)
+	}
+	if n := len(r.Requests()); n != 1 {
+		t.Errorf("%d requests came, want 1", n)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	r := newRig(t, xdstest.CAConfig{Tokens: []string{"good"}})
 	r.cfg.Timeout = 300 * time.Millisecond
@@ -185,6 +201,7 @@ func TestErrors(t *testing.T) {
 	}{
 		"refused":    {func() { r.Refuse(status.Error(codes.PermissionDenied, "not\nyours")) }, codes.PermissionDenied, []string{"not yours", r.cfg.Upstream.Address}},
 		"long":       {func() { r.Refuse(status.Error(codes.Internal, strings.Repeat("x", 9000)+"END")) }, codes.Internal, []string{"xxx…"}},
+		"a key":      {func() { r.Refuse(status.Error(codes.Internal, "bad\n-----BEGIN PRIVATE KEY-----\nMIG2\n")) }, codes.Internal, []string{"Internal: bad"}},
 		"empty text": {func() { r.Refuse(status.Error(codes.Internal, "")) }, codes.Internal, []string{"no reason given"}},
 		"slow":       {func() { r.Delay(time.Minute) }, codes.DeadlineExceeded, []string{"no answer within 300ms"}},
 		"huge": {func() {
@@ -205,8 +222,8 @@ func TestErrors(t *testing.T) {
 				t.Errorf("%s: %v, want %q", name, err, want)
 			}
 		}
-		if strings.Contains(err.Error(), "good") {
-			t.Errorf("%s: the error holds the token: %v", name, err)
+		if strings.Contains(err.Error(), "good") || strings.Contains(err.Error(), "MIG2") {
+			t.Errorf("%s: the error holds the token or a key: %v", name, err)
 		}
 	}
 }
