@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -192,7 +193,8 @@ func TestSnapshotCacheNewerOvertakesAnUnsettledOffer(t *testing.T) {
 		s.set("3", "e1=c")
 		s.extensions(patience)
 		s.wait()
-		if len(offered) != 3 {
+		// The second may come once more, if its rejection is there before the third is.
+		if len(slices.Compact(slices.Clone(offered))) != 3 {
 			t.Errorf("offered %v, want the third version after the second was rejected", offered)
 		}
 	})
