@@ -24,7 +24,7 @@ var mirrorForms = map[string]func(dir, empty, full string) (files map[string]str
 		var text strings.Builder
 		text.WriteString("server = \"https://registry.invalid\"\n")
 		for _, host := range []string{empty, full} {
-			text.WriteString(fmt.Sprintf("[host.\"http://%s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", host))
+			fmt.Fprintf(&text, "[host.\"http://%s\"]\n  capabilities = [\"pull\", \"resolve\"]\n", host)
 		}
 		return map[string]string{"certs.d/registry.invalid/hosts.toml": text.String()}, "certs.d"
 	},
@@ -32,7 +32,7 @@ var mirrorForms = map[string]func(dir, empty, full string) (files map[string]str
 		var text strings.Builder
 		text.WriteString("[[registry]]\nlocation = \"registry.invalid\"\n")
 		for _, host := range []string{empty, full} {
-			text.WriteString(fmt.Sprintf("[[registry.mirror]]\nlocation = %q\ninsecure = true\n", host))
+			fmt.Fprintf(&text, "[[registry.mirror]]\nlocation = %q\ninsecure = true\n", host)
 		}
 		return map[string]string{"registries.conf": text.String()}, "registries.conf"
 	},
