@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -92,9 +93,11 @@ func (a *app) proxy(ctx context.Context, call *proxyCall, positional []string) e
 		return usageError{err}
 	}
 	warnings = append(unknownFlags(a.args, call.all), warnings...)
-	if err := call.merge(mapped, input.Dir, a.env); err != nil {
+	moved, err := call.merge(mapped, input.Dir, a.env)
+	if err != nil {
 		return usageError{err}
 	}
+	warnings = append(warnings, moved...)
 	if call.dryRun {
 		return a.printProxy(call, warnings)
 	}
@@ -108,8 +111,9 @@ func (a *app) proxy(ctx context.Context, call *proxyCall, positional []string) e
 	return a.run(ctx, call.settings)
 }
 
-// merge lays what the agent was told in its own terms over the mapping: the command line, GATEWAY_AGENT_ variables, a --config file.
-func (p *proxyCall) merge(mapped istio.Settings, dir string, env environment) error {
+// merge lays what the agent was told in its own terms over the mapping: the command line, GATEWAY_AGENT_ variables, a --config file. The
+// warnings say what the pod does not allow.
+func (p *proxyCall) merge(mapped istio.Settings, dir string, env environment) ([]string, error) {
 	var given []func() error
 	p.run.VisitAll(func(flag *pflag.Flag) {
 		if !flag.Changed {
@@ -131,7 +135,8 @@ func (p *proxyCall) merge(mapped istio.Settings, dir string, env environment) er
 	}
 	problems = append(problems, apply(p.run, p.settings.configFile, env))
 	p.fitDrain()
-	return errors.Join(append(problems, p.settings.complete(env))...)
+	warnings := p.fitPlaces()
+	return warnings, errors.Join(append(problems, p.settings.complete(env))...)
 }
 
 // fitDrain keeps the patience with requests in flight when somebody chose another delay, and no deadline.
@@ -140,6 +145,22 @@ func (p *proxyCall) fitDrain() {
 	if p.run.Changed("drain-delay") && !p.run.Changed("drain-timeout") {
 		s.drainTimeout = max(s.drainTimeout, s.drainDelay+drainPatience)
 	}
+}
+
+// fitPlaces does without the mounts that pilot-agent can do without, where nobody chose a place.
+func (p *proxyCall) fitPlaces() (warnings []string) {
+	s := p.settings
+	if !p.run.Changed("data-dir") && !writable(s.dataDir) {
+		instead := filepath.Join(s.runDir, "data")
+		warnings = append(warnings, fmt.Sprintf("%s cannot be written to: modules and the certificate are kept in %s, which may be memory: mount an emptyDir",
+			s.dataDir, instead))
+		s.dataDir = instead
+	}
+	if dir := filepath.Dir(s.sdsSocket); !p.run.Changed("sds-socket") && !writable(dir) {
+		warnings = append(warnings, fmt.Sprintf("%s cannot be written to: Envoy gets its certificates on %s instead: mount an emptyDir", dir, s.xdsSocket))
+		s.sdsSocket = s.xdsSocket
+	}
+	return warnings
 }
 
 // unknownFlags tells of flags that were skipped. A value that looks like one is told too; that does no harm.

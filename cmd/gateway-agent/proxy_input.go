@@ -2,11 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gateway-agent/gateway-agent/internal/istio"
 )
@@ -54,6 +59,18 @@ func answers(socket string) bool {
 	}
 	_ = conn.Close()
 	return true
+}
+
+// writable says whether a directory can be written to, or be made.
+func writable(dir string) bool {
+	for {
+		err := unix.Access(dir, unix.W_OK|unix.X_OK)
+		if parent := filepath.Dir(dir); errors.Is(err, fs.ErrNotExist) && parent != dir {
+			dir = parent
+			continue
+		}
+		return err == nil
+	}
 }
 
 // interfaces lists the network interfaces that are up. With wait, until one has an address that others can reach.
