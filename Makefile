@@ -4,6 +4,8 @@ REVISION ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS  := -s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)
 # gRPC's request tracing keeps the linker from dropping what nobody calls: 7 MiB of binary, 4 MiB of memory.
 TAGS     := grpcnotrace
+# The compiler takes memory for time.
+COMPILE  := GOGC=300 CGO_ENABLED=0 $(GO)
 # As in the Dockerfile, so that the image has the same bytes. All that is built without -race has the first three, and no cgo: so most of it
 # is compiled once.
 PLAIN    := -trimpath -buildvcs=false -tags $(TAGS)
@@ -13,11 +15,11 @@ PKGS     := $(shell $(GO) list ./... 2>/dev/null | grep -v /e2e)
 
 .PHONY: build
 build: ## the agent, as ./gateway-agent
-	CGO_ENABLED=0 $(GO) build $(BUILD) -o gateway-agent ./cmd/gateway-agent
+	$(COMPILE) build $(BUILD) -o gateway-agent ./cmd/gateway-agent
 
 .PHONY: demo
 demo: build tools ## remote Wasm into a real Envoy on this machine; ONCE=1 checks it and exits
-	@CGO_ENABLED=0 $(GO) build $(PLAIN) -o .tools/demo ./examples/demo
+	@$(COMPILE) build $(PLAIN) -o .tools/demo ./examples/demo
 	@exec .tools/demo $(if $(ONCE),-once)
 
 .PHONY: test
@@ -29,7 +31,7 @@ test: ## everything: unit tests with -race, then a real Envoy, registry and plug
 .PHONY: beside
 beside: build tools
 	@nice -n 19 $(MAKE) --no-print-directory envoys istio .tools/image
-	@out=$$(CGO_ENABLED=0 nice -n 19 $(GO) test $(PLAIN) -exec true ./e2e 2>&1) || { echo "$$out"; exit 1; }
+	@out=$$(nice -n 19 env $(COMPILE) test $(PLAIN) -exec true ./e2e 2>&1) || { echo "$$out"; exit 1; }
 
 .PHONY: unit
 unit: tools
@@ -65,8 +67,8 @@ tidy-check:
 
 .PHONY: cross
 cross: ## what must build elsewhere
-	CGO_ENABLED=0 GOOS=linux GOARCH=arm64 $(GO) build $(BUILD) -o /dev/null ./cmd/gateway-agent
-	CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/gateway-agent
+	GOOS=linux GOARCH=arm64 $(COMPILE) build $(BUILD) -o /dev/null ./cmd/gateway-agent
+	GOOS=darwin GOARCH=arm64 $(COMPILE) build -o /dev/null ./cmd/gateway-agent
 
 .PHONY: bench
 bench: tools ## benchmarks, ratios side by side; they say which figure is beyond its limit (BENCH=Pull: those alone)
@@ -93,7 +95,7 @@ envoys: ## more versions of Envoy, for the end-to-end suite
 
 .tools/registry: tools/registry/go.mod tools/registry/main.go
 	@mkdir -p .tools
-	CGO_ENABLED=0 $(GO) -C tools/registry build $(PLAIN) -ldflags '-s -w' -o ../../.tools/registry .
+	$(COMPILE) -C tools/registry build $(PLAIN) -ldflags '-s -w' -o ../../.tools/registry .
 
 # The real istiod and pilot-agent, from source: minutes of compiling the first time, and less of it without optimization, debugging
 # information and, as in Istio's own build, validators. Only the end-to-end suite needs them.
@@ -104,7 +106,7 @@ istio: .tools/istio/pilot-discovery
 	@mkdir -p .tools/istio
 	@$(GO) -C tools/istio mod download istio.io/istio
 	@install -m 644 "$$($(GO) -C tools/istio list -m -f '{{.Dir}}' istio.io/istio)/tools/packaging/common/envoy_bootstrap.json" .tools/istio/envoy_bootstrap_tmpl.json
-	CGO_ENABLED=0 $(GO) -C tools/istio build -trimpath -buildvcs=false -tags disable_pgv -gcflags=all='-N -l -dwarf=false' -ldflags '-s -w' -o ../../.tools/istio \
+	$(COMPILE) -C tools/istio build -trimpath -buildvcs=false -tags disable_pgv -gcflags=all='-N -l -dwarf=false' -ldflags '-s -w' -o ../../.tools/istio \
 	  istio.io/istio/pilot/cmd/pilot-agent istio.io/istio/pilot/cmd/pilot-discovery
 
 IMAGE       ?= gateway-agent:$(VERSION)

@@ -26,7 +26,7 @@ type tally struct {
 
 func main() {
 	// As in the Makefile, whatever is built alike is compiled once.
-	args := append([]string{"test", "-trimpath", "-buildvcs=false", "-tags=grpcnotrace", "-json", "-count=1", "-timeout=25m", "-parallel=3", "./e2e/..."}, os.Args[1:]...)
+	args := append([]string{"test", "-trimpath", "-buildvcs=false", "-tags=grpcnotrace", "-json", "-count=1", "-timeout=25m", "-parallel=4", "./e2e/..."}, os.Args[1:]...)
 	cmd := exec.CommandContext(context.Background(), "go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
