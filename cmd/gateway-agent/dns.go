@@ -13,7 +13,6 @@ import (
 
 	"github.com/gateway-agent/gateway-agent/dns"
 	"github.com/gateway-agent/gateway-agent/relay"
-	"github.com/gateway-agent/gateway-agent/status"
 )
 
 // dnsSocket is one address of the DNS server.
@@ -65,7 +64,7 @@ func (g *gateway) listenDNS() error {
 	}
 	var absent error
 	for _, host := range hosts {
-		socket, err := listenDNS(net.JoinHostPort(host, port))
+		socket, err := openDNSSocket(net.JoinHostPort(host, port))
 		switch {
 		case err == nil:
 			g.dnsSockets = append(g.dnsSockets, socket)
@@ -82,7 +81,7 @@ func (g *gateway) listenDNS() error {
 	return nil
 }
 
-func listenDNS(address string) (socket dnsSocket, err error) {
+func openDNSSocket(address string) (socket dnsSocket, err error) {
 	if socket.tcp, err = net.Listen("tcp", address); err == nil {
 		if socket.udp, err = net.ListenPacket("udp", socket.tcp.Addr().String()); err != nil {
 			_ = socket.tcp.Close()
@@ -105,10 +104,10 @@ func (g *gateway) serveDNS(ctx context.Context) error {
 	return all.Wait()
 }
 
-// nameTableCheck fails until the first table is there: until then the gateway may not know names that its listeners need. Once ready, always ready.
-func (g *gateway) nameTableCheck() status.Check {
-	return status.Check{
-		Name: "name table", OK: g.dns.Ready() || g.readyAfter.Load() != 0,
-		Reason: "the control plane has not sent the DNS server's names yet (--dns-address)",
+// missingNames says that the first table is not there: until then the gateway may not know names that its listeners need.
+func (g *gateway) missingNames() string {
+	if g.dns.Ready() {
+		return ""
 	}
+	return "the control plane has not sent the DNS server's names yet (--dns-address)"
 }

@@ -92,15 +92,13 @@ func (g *gateway) readyChecks(context.Context) []status.Check {
 	ok, reason := g.relay.Ready(pid)
 	checks = append(checks, status.Check{Name: "configuration accepted", OK: ok, Reason: withRemedy(reason)})
 	if g.identity != nil {
-		reason := g.missingIdentity()
-		checks = append(checks, status.Check{Name: "identity", OK: reason == "", Reason: reason})
+		checks = append(checks, g.atFirst("identity", g.missingIdentity))
 	}
 	if g.settings.readyWasm {
-		reason := g.missingPlugin()
-		checks = append(checks, status.Check{Name: "plugins", OK: reason == "", Reason: reason})
+		checks = append(checks, g.atFirst("plugins", g.missingPlugin))
 	}
 	if g.dns != nil {
-		checks = append(checks, g.nameTableCheck())
+		checks = append(checks, g.atFirst("name table", g.missingNames))
 	}
 	if allOK(checks) {
 		g.readyAfter.CompareAndSwap(0, int64(time.Since(g.started)))
@@ -116,12 +114,17 @@ func withRemedy(reason string) string {
 	return reason
 }
 
-// missingIdentity says why Envoy, which wants the workload's certificate or roots, has not got them. Nothing that hangs on them works
-// then, and a rollout must not end the gateways that have theirs. Once ready, always ready.
-func (g *gateway) missingIdentity() string {
+// atFirst is a check that only a gateway which was never ready can fail: a rollout must not end those that have what it is about.
+func (g *gateway) atFirst(name string, missing func() string) status.Check {
 	if g.readyAfter.Load() != 0 {
-		return ""
+		return status.Check{Name: name, OK: true}
 	}
+	reason := missing()
+	return status.Check{Name: name, OK: reason == "", Reason: reason}
+}
+
+// missingIdentity says why Envoy, which wants the workload's certificate or roots, has not got them: nothing that hangs on them works then.
+func (g *gateway) missingIdentity() string {
 	for _, name := range []string{identity.Certificate, identity.Roots} {
 		if why := g.secrets.Waiting(name); why != "" {
 			return "Envoy waits for the secret " + name + ": " + why
@@ -130,9 +133,9 @@ func (g *gateway) missingIdentity() string {
 	return ""
 }
 
-// missingPlugin says which plugin has no module that runs, the first of them. Once ready, always ready.
+// missingPlugin says which plugin has no module that runs, the first of them.
 func (g *gateway) missingPlugin() string {
-	if g.plugins == nil || g.readyAfter.Load() != 0 {
+	if g.plugins == nil {
 		return ""
 	}
 	for _, p := range g.plugins.Status() {
