@@ -196,8 +196,10 @@ func (a *app) printProxy(call *proxyCall, warnings []string) error {
 			fmt.Fprintf(&out, " \\\n  --%s=%s", flag.Name, shellQuote(value))
 		}
 	})
-	out.WriteString("\n# besides, without flags: a token file may be missing; istiod says whom to trust, too (PCDS), and hears of readiness when\n" +
-		"# ProxyConfig has a probe; Envoy has a cluster sds-files-grpc and may have listeners inside itself\n")
+	out.WriteString("\n# besides, without flags:\n")
+	for _, text := range call.settings.unflagged() {
+		fmt.Fprintf(&out, "#   %s\n", text)
+	}
 	for _, warning := range warnings {
 		fmt.Fprintf(&out, "# %s\n", strings.Join(strings.Fields(warning), " "))
 	}

@@ -52,7 +52,9 @@ func planeFromIstio(s *settings, in istio.Settings) {
 		s.xdsMode = "sotw"
 	}
 	s.xdsAddress, s.xdsPlaintext = plane.Address, plane.Plaintext
-	s.xdsTokenFile, s.xdsTokenOptional, s.xdsTokenPlaintext = plane.TokenFile, true, plane.PlaintextToken
+	if !plane.Plaintext || plane.PlaintextToken { // else it is not sent
+		s.xdsTokenFile, s.xdsTokenOptional, s.xdsTokenPlaintext = plane.TokenFile, true, plane.PlaintextToken
+	}
 	s.xdsAnswers, s.xdsMaxAge = true, istiodStreamAge
 	s.xdsHeader = headerPairs(plane.Header)
 	if !plane.Plaintext {
@@ -163,4 +165,33 @@ func remoteFromIstio(r istio.Remote) bootstrap.Remote {
 		remote.TLS = new(bootstrap.TLS(*r.TLS))
 	}
 	return remote
+}
+
+// unflagged is what fromIstio sets that `run` has no flags for.
+func (s *settings) unflagged() []string {
+	all := []string{
+		"a token file may be missing",
+		"istiod answers the first request of each stream, and says whom to trust, too (PCDS)",
+		"certificates that are mounted where Istio has them are found; of --identity-id, the CA may know what is missing",
+		"Envoy has a cluster sds-files-grpc, may have listeners inside itself, and makes statistics when they are needed first",
+	}
+	for _, some := range []struct {
+		set  bool
+		text string
+	}{
+		{s.reportHealth, "istiod hears of readiness"},
+		{s.xdsTokenPlaintext, "tokens are sent without TLS, too, which 'run' refuses"},
+		{s.identityTrust, "whom istiod says to trust counts beside mounted roots"},
+		{s.identityShared && s.identityOutput != "", "everybody may read the key in --identity-output"},
+		{s.peerDiscovery, "Envoy discovers its peers' metadata"},
+		{len(s.statsBuckets) > 0, "histograms have buckets of their own"},
+		{s.remotes != bootstrap.Telemetry{}, "services for traces, metrics and access logs have TLS, keep-alives or an IP family of their own"},
+		{s.loadReports != "", "Envoy reports its load"},
+		{s.hostIP != "", "$(HOST_IP) in --bootstrap-overlay is the node's address"},
+	} {
+		if some.set {
+			all = append(all, some.text)
+		}
+	}
+	return all
 }
