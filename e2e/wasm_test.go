@@ -65,11 +65,17 @@ func TestPluginFromRegistryChangesARequest(t *testing.T) {
 }
 
 func TestUpdateUnderLoad(t *testing.T) {
-	reg := startRegistry(t)
-	reg.push("hello:v1", helloModule(t, "v1"))
-	reg.push("hello:v2", helloModule(t, "v2"))
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			reg := startRegistry(t)
+			for _, v := range []string{"v1", "v2"} {
+				if mode == "delta" {
+					reg.push("hello:"+v, helloModule(t, v))
+				} else { // two Envoys that compile for seconds would need all of a small machine
+					reg.pushBytes("hello:"+v, wasmtest.SmallHello(v))
+				}
+			}
 			p := plugin{name: "hello", uri: reg.uri("hello:v1"), value: "one"}
 			a, url := gatewayOf(t, p, "--xds-mode", mode)
 			l := startLoad(t, url, 200)
