@@ -17,7 +17,8 @@ type loop struct {
 	after   time.Duration // from the issue of the certificate in use to its renewal
 	retryAt time.Time     // no request before
 	forced  time.Time     // when a request is to be made for another reason than age; zero: there is none
-	serves  bool          // the request on its way is made for that reason too
+	asking  bool          // a request is on its way
+	serves  bool          // it is made for that reason too
 	prompt  bool          // a file has changed while a request was on its way
 
 	looked        time.Time // when files were last looked at
@@ -63,14 +64,13 @@ func (w *Workload) runCA(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	answers := make(chan outcome, 1) // of the one request on its way, which must be able to end when nobody listens
-	asking := false
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		now := time.Now()
 		l.look(now)
-		if !asking && l.wants(now) {
-			asking, l.prompt = true, false
+		if !l.asking && l.wants(now) {
+			l.asking, l.prompt = true, false
 			l.serves = l.isForced(now)
 			wg.Go(func() { answers <- w.ask(ctx) })
 		}
@@ -82,7 +82,7 @@ func (w *Workload) runCA(ctx context.Context) {
 		case <-w.wake:
 		case <-timer.C:
 		case o := <-answers:
-			if asking = false; ctx.Err() == nil {
+			if l.asking = false; ctx.Err() == nil {
 				l.take(o, time.Now())
 			}
 		}
@@ -149,7 +149,7 @@ func (l *loop) look(now time.Time) {
 		l.forced = now.Add(l.times.spread(rootMost))
 		l.log.Info("root file of the certificate authority has changed, asking for a new certificate")
 	}
-	if l.prompt = true; l.failures > 0 {
+	if l.prompt = true; l.failures > 0 && !l.asking {
 		l.hurry(now)
 	}
 }

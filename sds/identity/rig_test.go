@@ -171,6 +171,7 @@ type gate struct {
 	Signer
 	mu    sync.Mutex
 	err   error // nil: open
+	slow  time.Duration
 	tries []time.Time
 }
 
@@ -194,9 +195,10 @@ func (g *gate) seen() []time.Time {
 
 func (g *gate) Sign(ctx context.Context, csr []byte, life time.Duration, own *tls.Certificate) ([]string, error) {
 	g.mu.Lock()
-	err := g.err
+	err, slow := g.err, g.slow
 	g.tries = append(g.tries, time.Now())
 	g.mu.Unlock()
+	time.Sleep(slow)
 	if err != nil {
 		return nil, err
 	}
