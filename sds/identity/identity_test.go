@@ -144,6 +144,26 @@ func TestMountedRootWithAuthority(t *testing.T) {
 	})
 }
 
+// Revocation lists that come or go later change the roots' secret, though the roots stay.
+func TestRevocationListsWithAuthority(t *testing.T) {
+	bubble(t, xdstest.CAConfig{}, func(t *testing.T, r *rig) {
+		r.cfg.CRL = filepath.Join(t.TempDir(), "crl.pem")
+		w := r.run()
+		for _, want := range []string{"", r.cfg.CRL, ""} {
+			if want == "" {
+				_ = os.Remove(r.cfg.CRL)
+			} else {
+				r.write(want, []byte("lists"))
+			}
+			time.Sleep(2 * time.Second)
+			secret, _, _ := w.get(Roots)
+			if got := secret.GetValidationContext().GetCrl().GetFilename(); got != want || w.roots(t) != "root" {
+				t.Errorf("revocation lists from %q beside roots %q, want %q", got, w.roots(t), want)
+			}
+		}
+	})
+}
+
 func TestMetrics(t *testing.T) {
 	bubble(t, xdstest.CAConfig{}, func(t *testing.T, r *rig) {
 		r.Refuse(errRefused)
