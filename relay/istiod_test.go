@@ -148,7 +148,7 @@ func TestIstiodRefusals(t *testing.T) {
 		id     string
 		want   string
 	}{
-		{"no token", func(c *upstream.Config) { c.Token = nil }, nil, "", "Unauthenticated"},
+		{"no token", func(c *upstream.Config) { c.Token = nil }, nil, "", "Unauthenticated: authentication failure (are the token"},
 		{"wrong token", func(c *upstream.Config) { c.Token = func() (string, error) { return "b-token", nil } }, nil, "", "Unauthenticated"},
 		{"unknown cluster", func(c *upstream.Config) { c.Header = map[string]string{"clusterid": "x"} }, nil, "", "Unauthenticated"},
 		{"another namespace", nil, map[string]string{"NAMESPACE": "kube-system"}, "", "PermissionDenied"},

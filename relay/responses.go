@@ -61,8 +61,7 @@ func (s *session) upstreamEnded(ctx context.Context, in inbound) error {
 		err = errors.New("the control plane closed the stream")
 	} else {
 		s.refused(ctx, err, "control plane")
-		st := status.Convert(err)
-		err = fmt.Errorf("the control plane ended the stream: %s: %s", st.Code(), st.Message())
+		err = fmt.Errorf("the control plane ended the stream: %s", explained(err))
 	}
 	s.server.failed(err)
 	s.log.WarnContext(ctx, "upstream stream ended", "err", firstLine(err.Error()))

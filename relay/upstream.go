@@ -9,6 +9,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/gateway-agent/gateway-agent/internal/upstream"
 )
 
 const (
@@ -99,6 +103,23 @@ func (s *Server) open(ctx context.Context, p *protocol) (grpc.ClientStream, erro
 
 var errOpening = errors.New("the control plane is not reached yet")
 
+// explained is what a person reads of a failed call, with what to do about it where the peer does not say.
+func explained(err error) string {
+	s, ok := status.FromError(err)
+	if !ok {
+		return err.Error()
+	}
+	text := upstream.Plain(s.Message())
+	if text != s.Message() { // why there is no connection: the code says no more
+		return text
+	}
+	text = fmt.Sprintf("%v: %s", s.Code(), text)
+	if s.Code() == codes.Unauthenticated {
+		text += " (are the token or the client certificate there, fresh, and for this control plane, and does it know the cluster id that it is told?)"
+	}
+	return text
+}
+
 // tryOpen opens a stream or says why that takes long. With waiting the failure is only that: the connection is being made.
 func (s *Server) tryOpen(ctx context.Context, p *protocol) (_ grpc.ClientStream, waiting bool, _ error) {
 	attempt, cancel := context.WithCancelCause(ctx)
@@ -113,5 +134,5 @@ func (s *Server) tryOpen(ctx context.Context, p *protocol) (_ grpc.ClientStream,
 	}
 	waiting = errors.Is(context.Cause(attempt), errOpening)
 	cancel(err)
-	return nil, waiting, fmt.Errorf("open a stream to the control plane: %w", err)
+	return nil, waiting, fmt.Errorf("open a stream to the control plane: %s", explained(err))
 }

@@ -157,10 +157,12 @@ func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.text) 
 // explain writes an error on one short line and adds what to do about it.
 func (c *Client) explain(err error) error {
 	s := status.Convert(err)
-	text := presentable(s.Message())
+	text := presentable(upstream.Plain(s.Message()))
 	if s.Code() == codes.DeadlineExceeded { // the authority may notice it before us
-		_, last, _ := strings.Cut(text, "last connection error: ")
-		text = strings.TrimSuffix(fmt.Sprintf("no answer within %v: %s", c.cfg.Timeout, last), ": ")
+		text = fmt.Sprintf("no answer within %v", c.cfg.Timeout)
+		if _, last, ok := strings.Cut(s.Message(), "last connection error: "); ok {
+			text += ": " + presentable(upstream.Plain(last))
+		}
 	}
 	if hint := hints(s.Code(), text); hint != "" {
 		text += " (" + hint + ")"
