@@ -194,7 +194,7 @@ func (p *pod) wantBootstrap() {
 	}
 	for _, want := range []string{
 		`"id": "router~127.0.0.1~gw-abc.ingress~ingress.svc.cluster.local"`, `"cluster": "gw.ingress"`, `"sds-grpc"`, `"xds-grpc"`, `"sds-files-grpc"`,
-		`"agent"`, `"prometheus_stats"`, `"ENVOY_PROMETHEUS_PORT": ` + port(p.prometheus), `"ISTIO_VERSION"`, `"overload.global_downstream_max_connections"`,
+		`"agent"`, `"prometheus_stats"`, `"ENVOY_PROMETHEUS_PORT": ` + port(p.prometheus), `"ISTIO_VERSION"`, `"envoy.resource_monitors.global_downstream_max_connections"`,
 		`"a": "b"`, `"app": "gw"`, "envoy.bootstrap.internal_listener",
 	} {
 		if !strings.Contains(body, want) {
