@@ -253,7 +253,10 @@ func TestProxyRequest(t *testing.T) {
 	if stdout, _, err := p.run("request", "POST", "/logging?level=warning", "--run-dir", "etc/istio/proxy"); err != nil || !strings.Contains(stdout, "active loggers") {
 		t.Errorf("request POST: %v, %s", err, stdout)
 	}
-	for _, args := range [][]string{{"GET", "/nope"}, {"GET", "/quitquitquit"}, {"GET", "config_dump", "--debug-port=22"}} {
+	if stdout, _, err := p.run("request", "GET", "/nope", "--run-dir", "etc/istio/proxy"); err != nil || !strings.HasPrefix(stdout, "invalid path") {
+		t.Errorf("request GET /nope: %v, %s; want Envoy's answer, as pilot-agent gives it", err, stdout)
+	}
+	for _, args := range [][]string{{"GET", "/quitquitquit"}, {"GET", "config_dump", "--debug-port=22"}} {
 		if stdout, stderr, err := p.run(append([]string{"request", "--run-dir", "etc/istio/proxy"}, args...)...); err == nil || stdout != "" || stderr == "" {
 			t.Errorf("request %q: %v, stdout %q, stderr %q; want a failure, and nothing on stdout", args, err, stdout, stderr)
 		}
