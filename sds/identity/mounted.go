@@ -110,16 +110,18 @@ func (m *mountedRoots) text() []byte {
 type copier struct {
 	*Workload
 	roots *mountedRoots
-	done  string    // what was written, in short
+	seen  string    // what the files held at the last look, in short
+	done  string    // what was written
 	again time.Time // no further try to write before
 }
 
-// look writes what has changed. A pair that does not match is being replaced: the next look finds the rest.
+// look writes what has changed, once two looks agree on it: of a file that is written in place one may see the beginning of the old content and
+// the end of the new. A pair that does not match is being replaced: the next look finds the rest.
 func (c *copier) look(now time.Time) {
 	f := c.cfg.Choice.Files
 	chain, key, roots := readInput(f.Cert), readInput(f.Key), c.roots.text()
-	sum := sumTexts(chain, key, roots)
-	if sum == c.done || now.Before(c.again) {
+	sum, before := sumTexts(chain, key, roots), c.seen
+	if c.seen = sum; sum == c.done || sum != before || now.Before(c.again) {
 		return
 	}
 	if _, err := tls.X509KeyPair(chain, key); err != nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -58,7 +59,7 @@ func TestMountedFilesToOutput(t *testing.T) {
 		ca := testca.New(t, "platform")
 		r, rotate := mount(t, ca)
 		w := r.run()
-		synctest.Wait()
+		time.Sleep(1500 * time.Millisecond) // from now on between two looks
 		if st := w.Status(); !strings.Contains(st.Output, "not written to") {
 			t.Errorf("without files: %+v", st)
 		}
@@ -69,6 +70,9 @@ func TestMountedFilesToOutput(t *testing.T) {
 			t.Errorf("with files: %s", st.Output)
 		}
 		half := ca.Issue(t, testca.Leaf{Hosts: []string{testID}})
+		r.write(r.cfg.Choice.Files.Cert, slices.Concat(pair.CertPEM[:512], half.CertPEM[512:])) // what a look sees while it is written
+		time.Sleep(time.Second)
+		r.wantOutput(pair, "platform")
 		r.write(r.cfg.Choice.Files.Cert, half.CertPEM)
 		time.Sleep(5 * time.Second)
 		r.wantOutput(pair, "platform")
@@ -93,7 +97,7 @@ func TestMountedRootsAndBundle(t *testing.T) {
 				r.cfg.BundleToo = too
 				pair := rotate()
 				w := r.run()
-				synctest.Wait()
+				time.Sleep(500 * time.Millisecond) // from now on between two looks
 				want := func(step, roots string) {
 					t.Helper()
 					synctest.Wait()
