@@ -296,8 +296,8 @@ func TestPluginThatEnvoyRejects(t *testing.T) {
 
 			a.write("plugins.yaml", resources(bad.extension(), never.extension()))
 			a.eventually(5*time.Second, "status tells of the rejection", func() error {
-				if text := a.statusText(); !strings.Contains(text, "Unable to create Wasm plugin") {
-					return fmt.Errorf("status:\n%s", text)
+				if text, s := a.statusText(), a.plugins()["hello"]; s.State != "rejected" || !strings.Contains(text, "Unable to create Wasm plugin") {
+					return fmt.Errorf("hello is %s, status:\n%s", s.State, text)
 				}
 				return nil
 			})
